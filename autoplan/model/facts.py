@@ -1,0 +1,89 @@
+"""Facts of a model, counted on its graph: parameters, model FLOPs, key/value cache."""
+
+from __future__ import annotations
+
+import math
+
+from autoplan.model.graph import KV_SEQ, TOKEN_DIMS, LayerClass, ModelGraph, Op
+
+DEFAULT_SEQ_LEN = 2048
+
+
+def parameters(graph: ModelGraph) -> dict[str, int]:
+    """Count parameters; one tied to another layer's counts there, once.
+
+    total: of the model. active: those that a token passes through (all of them in a dense model). embedding, layers,
+    head: the parts of the total in the layers without an input, with both ends, and without an output.
+    """
+    parts = {"embedding": 0, "layers": 0, "head": 0}
+    for index in graph.layers:
+        parts[_part(graph.classes[index])] += graph.classes[index].num_params()
+    return {"total": graph.num_params, "active": graph.num_params, **parts}
+
+
+def forward_flops_per_token(graph: ModelGraph, seq_len: int) -> int:
+    """Return the model FLOPs of one token's forward pass in a sequence of `seq_len` tokens.
+
+    A contraction takes 2 · ∏(its loop dims other than tokens), an attention 4 · heads · head_dim · keys, where every
+    token meets all `seq_len` keys (at most a window of them) though a causal mask hides half; look-ups, norms and
+    elementwise work count as nothing. This is the convention of MFU (PaLM, Chowdhery et al., 2022, appendix B), whose
+    6N + 12LHQT for forward and backward is three times this.
+    """
+    per_class = [sum(_forward_flops(op, seq_len) for op in layer.ops) for layer in graph.classes]
+    return sum(per_class[index] for index in graph.layers)
+
+
+def kv_elements_per_token(graph: ModelGraph) -> int:
+    """Return the elements of keys and values that a token adds to the cache, over all layers."""
+    per_class = [sum(_kv_elements(op) for op in layer.ops) for layer in graph.classes]
+    return sum(per_class[index] for index in graph.layers)
+
+
+def describe(graph: ModelGraph) -> dict[str, object]:
+    """Return what there is to tell about a model, ready for JSON.
+
+    FLOPs are for sequences of `seq_len` tokens: the model's own default, else the shorter of its longest and 2,048.
+    `kv_bytes_per_token` is for a cache of 16-bit elements.
+    """
+    seq_len = graph.facts.get("seq_len")
+    if not isinstance(seq_len, int):
+        longest = graph.facts.get("max_positions")
+        seq_len = min(longest, DEFAULT_SEQ_LEN) if isinstance(longest, int) else DEFAULT_SEQ_LEN
+    return {
+        "name": graph.name,
+        "facts": dict(graph.facts),
+        "parameters": parameters(graph),
+        "forward_flops_per_token": {"seq_len": seq_len, "flops": forward_flops_per_token(graph, seq_len)},
+        "kv_bytes_per_token": 2 * kv_elements_per_token(graph),
+        "num_layers": graph.num_layers,
+        "classes": [
+            {"name": layer.name, "key": layer.key, "layers": graph.layers.count(index), "operators": len(layer.ops),
+             "parameters": layer.num_params(), "parameters_with_tied": layer.num_params(tied=True)}
+            for index, layer in enumerate(graph.classes)
+        ],
+    }
+
+
+def _part(layer: LayerClass) -> str:
+    if layer.input is None:
+        return "embedding"
+    return "head" if layer.output is None else "layers"
+
+
+def _forward_flops(op: Op, seq_len: int) -> int:
+    sizes = op.static_sizes
+    if op.kind == "contraction":
+        return 2 * math.prod(sizes[dim.name] for dim in op.dims if dim.name not in TOKEN_DIMS)
+    if op.kind == "attention":
+        window = int(op.attr("window") or seq_len)
+        return 4 * sizes["heads"] * sizes["head_dim"] * min(seq_len, window)
+    return 0
+
+
+def _kv_elements(op: Op) -> int:
+    """Elements of every operand that spans the key/value sequence."""
+    sizes = op.static_sizes | {name: value for name, value in op.attrs if isinstance(value, int)}
+    return sum(
+        math.prod(sizes[name] for name in operand.dims if name not in (*TOKEN_DIMS, KV_SEQ))
+        for operand in op.inputs if KV_SEQ in operand.dims
+    )

@@ -1,0 +1,51 @@
+"""Find a model by name, file or folder, and read it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from autoplan import specs
+from autoplan.errors import InputError, nearest
+from autoplan.model.architectures.decoder import decoder
+from autoplan.model.graph import ModelGraph
+
+
+def load(ref: str | Path) -> ModelGraph:
+    """Read a model.
+
+    ref: the name of a shipped model; or the path of a model file (`.yaml`, `.yml`), of a Hugging Face `config.json`, or
+        of a folder that holds one. A shipped name goes before a file of the same name (write `./name` for the file).
+    Raises InputError if there's no such model, or its file is malformed or describes what isn't supported.
+    """
+    if str(ref) in specs.names("models"):
+        return _read_model_file(specs.shipped("models") / f"{ref}.yaml")
+    path = Path(ref)
+    if path.is_dir():
+        return _read_huggingface(path / "config.json", path.resolve().name, missing="the folder has no config.json")
+    if path.suffix in (".yaml", ".yml"):
+        return _read_model_file(path)
+    if path.suffix == ".json":
+        name = path.resolve().parent.name if path.name == "config.json" else path.stem
+        return _read_huggingface(path, name, missing="no such file")
+    if path.exists():
+        raise InputError("not a model file", where=str(path), found=path.suffix,
+                         allowed="a model's .yaml, a Hugging Face config.json, or a folder that holds one")
+    hint = nearest(str(ref), specs.names("models"))
+    raise InputError(f"no such model{'; ' + hint if hint else ''}", where="model", found=str(ref),
+                     allowed="a name of `autoplan models list`, a model's .yaml, a Hugging Face config.json")
+
+
+def _read_model_file(path: Path) -> ModelGraph:
+    from autoplan.model.spec import parse
+
+    if not path.is_file():
+        raise InputError("no such file", where=str(path))
+    return decoder(parse(specs.read_yaml(path), str(path), path.stem))
+
+
+def _read_huggingface(path: Path, name: str, missing: str) -> ModelGraph:
+    from autoplan.model.importers import huggingface
+
+    if not path.is_file():
+        raise InputError(missing, where=str(path))
+    return decoder(huggingface.read(path, name))
