@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from autoplan.model.facts import describe
 from autoplan.model.graph import ModelGraph
+from autoplan.model.load import load
 
 __all__ = ["ModelGraph", "describe", "load", "model_schema"]
-
-
-def load(ref: str | Path) -> ModelGraph:
-    """Read a model by its shipped name, or from a model file or Hugging Face config; see `autoplan.model.load`."""
-    from autoplan.model import load as module
-
-    return module.load(ref)
-
-
-def describe(graph: ModelGraph) -> dict[str, object]:
-    """Return what there is to tell about a model, ready for JSON; see `autoplan.model.facts`."""
-    from autoplan.model import facts
-
-    return facts.describe(graph)
 
 
 def model_schema() -> dict[str, object]:

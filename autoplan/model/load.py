@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autoplan import specs
 from autoplan.errors import InputError, nearest
 from autoplan.model.architectures.decoder import decoder
 from autoplan.model.graph import ModelGraph
@@ -17,6 +16,8 @@ def load(ref: str | Path) -> ModelGraph:
         of a folder that holds one. A shipped name goes before a file of the same name (write `./name` for the file).
     Raises InputError if there's no such model, or its file is malformed or describes what isn't supported.
     """
+    from autoplan import specs
+
     if str(ref) in specs.names("models"):
         return _read_model_file(specs.shipped("models") / f"{ref}.yaml")
     path = Path(ref)
@@ -36,6 +37,7 @@ def load(ref: str | Path) -> ModelGraph:
 
 
 def _read_model_file(path: Path) -> ModelGraph:
+    from autoplan import specs
     from autoplan.model.spec import parse
 
     if not path.is_file():
