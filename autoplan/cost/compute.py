@@ -1,0 +1,118 @@
+"""Seconds of a kernel on one device: matmul, attention and memory-bound operators.
+
+Every function takes numbers or arrays that broadcast and returns an array of seconds. Each is non-decreasing in every
+size and non-increasing in the peak and the memory bandwidth, by construction: sums, maxima and minima of such terms.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+if TYPE_CHECKING:
+    from autoplan.cost.kernels import Attention, Gemm, Memory
+
+Array = NDArray[np.float64]
+
+# Output tiles (rows, columns) that a library chooses between, and how many sizes each is below (or above) 128×128.
+_TILES = np.array([(256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)], dtype=np.float64)
+_STEP = np.array([1, 1, 0, -1, -1, -2], dtype=np.float64)
+_BLOCK = 128.0  # query rows of a block of fused attention (FlashAttention-2 and -3 at head_dim 128)
+
+# Passes over the score matrix when attention isn't fused. Forward: scale-mask-softmax reads and writes it, dropout
+# reads and writes it. Backward: dropout (2), softmax (reads the gradient and the probabilities, writes the gradient).
+_SCORE_PASSES_FORWARD = 4.0
+_SCORE_PASSES_BACKWARD = 5.0
+
+# Matmuls of the attention core: forward QKᵀ and PV; backward also recomputes QKᵀ: 5 against 2 (FlashAttention-2,
+# arXiv:2307.08691, section 2.3 and algorithm 2), hence 2.5 × the forward FLOPs.
+_BACKWARD_FLOPS = 2.5
+
+
+def matmul_time(fit: Gemm, units: float, peak: float, bandwidth: float, m: ArrayLike, n: ArrayLike, k: ArrayLike,
+                batch: ArrayLike = 1, itemsize: float = 2) -> Array:
+    """Seconds of `batch` products C[m,n] = A[m,k]·B[k,n].
+
+    The output is cut into tiles; `units` multiprocessors work on a wave of tiles at once, each at peak/units times the
+    tile's efficiency, and a tile of depth k costs as much as k + depth. The library takes the tile size that is fastest:
+        waves(t)   = max(1, (1 − q)·w + q·⌈w⌉),  w = batch·⌈m/rows⌉·⌈n/columns⌉ / units
+        compute    = min over t of  waves(t) · 2·rows·columns·(k + depth) / (efficiency(t)·peak/units)
+        memory     = bytes of A, B and C / (fraction · bandwidth)
+        time       = launch + (compute^p + memory^p)^(1/p)
+    peak in FLOP/s, bandwidth in bytes/s, itemsize in bytes (operands and result).
+    """
+    m, n, k, batch = (np.asarray(x, dtype=np.float64) for x in (m, n, k, batch))
+    rows, cols = _TILES.T
+    relative = np.where(_STEP > 0, fit.large, fit.small ** -_STEP)
+    tile_rate = fit.efficiency * relative * peak / units
+    w = batch[..., None] * np.ceil(m[..., None] / rows) * np.ceil(n[..., None] / cols) / units
+    q = fit.quantisation
+    waves = np.maximum(1.0, (1 - q) * w + q * np.ceil(w))
+    per_depth = (waves * (2 * rows * cols / tile_rate)).min(axis=-1)
+    compute = per_depth * (k + fit.depth)
+    memory = batch * itemsize * (m * k + k * n + m * n) / (fit.memory * bandwidth)
+    return fit.launch + _norm(compute, memory, fit.sharpness)
+
+
+def _norm(a: Array, b: Array, p: float) -> Array:
+    """Return (a^p + b^p)^(1/p), free of overflow."""
+    top = np.maximum(a, b)
+    return top * (1 + (np.minimum(a, b) / np.maximum(top, 1e-300)) ** p) ** (1 / p)
+
+
+def visible_scores(q_len: ArrayLike, kv_len: ArrayLike, causal: bool) -> Array:
+    """Scores that count of a q_len × kv_len matrix; causal: the last query sees every key, earlier ones fewer."""
+    q, kv = np.asarray(q_len, dtype=np.float64), np.asarray(kv_len, dtype=np.float64)
+    if not causal:
+        return q * kv
+    rows = np.minimum(q, kv)
+    return rows * (kv - rows) + rows * (rows + 1) / 2
+
+
+def flash_time(fit: Attention, units: float, peak: float, bandwidth: float, batch: ArrayLike, heads: ArrayLike,
+               kv_heads: ArrayLike, q_len: ArrayLike, kv_len: ArrayLike, head_dim: ArrayLike, *, causal: bool = True,
+               backward: bool = False, itemsize: float = 2) -> Array:
+    """Seconds of fused attention, forward or backward.
+
+    A block of 128 queries walks over its keys; blocks of all heads and sequences fill the multiprocessors:
+        score  = 4·(head_dim + softmax) FLOP-equivalents
+        work   = batch·heads·(visible scores + depth·q_len) · score / (efficiency·peak)
+        block  = 128·(kv_len + depth) · score / (efficiency·peak/units)        (the longest block is never split)
+        memory = bytes of Q, K, V and O / (fraction·bandwidth)
+        time   = launch + max(work, block, memory)
+    Backward: 2.5 × the FLOPs at `fit.backward` of the forward efficiency, and about twice the bytes.
+    """
+    b, h, g, q, kv, d = (np.asarray(x, dtype=np.float64) for x in (batch, heads, kv_heads, q_len, kv_len, head_dim))
+    rate = fit.efficiency * peak
+    bytes_moved = itemsize * b * d * (2 * h * q + 2 * g * kv)
+    score = 4 * (d + fit.softmax)
+    if backward:
+        rate = rate * fit.backward
+        score = score * _BACKWARD_FLOPS
+        bytes_moved = 2 * bytes_moved
+    work = b * h * (visible_scores(q, kv, causal) + fit.depth * q) * score / rate
+    block = np.minimum(_BLOCK, q) * (kv + fit.depth) * score / rate * units
+    memory = bytes_moved / (fit.memory * bandwidth)
+    return fit.launch + np.maximum(np.maximum(work, block), memory)
+
+
+def unfused_time(gemm: Gemm, memory: Memory, units: float, peak: float, bandwidth: float, batch: ArrayLike,
+                 heads: ArrayLike, q_len: ArrayLike, kv_len: ArrayLike, head_dim: ArrayLike, *,
+                 backward: bool = False, itemsize: float = 2) -> Array:
+    """Seconds of attention as batched matmuls and memory-bound passes over the whole score matrix (masked or not)."""
+    rows = np.asarray(batch, dtype=np.float64) * heads
+    scores = rows * q_len * kv_len * itemsize
+    qk = matmul_time(gemm, units, peak, bandwidth, q_len, kv_len, head_dim, rows, itemsize)
+    pv = matmul_time(gemm, units, peak, bandwidth, q_len, head_dim, kv_len, rows, itemsize)
+    if not backward:
+        return qk + pv + memory_time(memory, bandwidth, _SCORE_PASSES_FORWARD * scores)
+    dkv = matmul_time(gemm, units, peak, bandwidth, kv_len, head_dim, q_len, rows, itemsize)
+    # dP = dO·Vᵀ has the shape of QKᵀ, dQ = dS·K that of PV, dV = Pᵀ·dO and dK = dSᵀ·Q the transposed one.
+    return qk + pv + 2 * dkv + memory_time(memory, bandwidth, _SCORE_PASSES_BACKWARD * scores)
+
+
+def memory_time(fit: Memory, bandwidth: float, nbytes: ArrayLike) -> Array:
+    """Seconds of an operator that reads and writes `nbytes` in all: launch + nbytes/(fraction·bandwidth)."""
+    return fit.launch + np.asarray(nbytes, dtype=np.float64) / (fit.fraction * bandwidth)
