@@ -1,14 +1,14 @@
 """The plan file: what `autoplan plan` writes and every other command reads (`schema_version` 1).
 
-Units: seconds, bytes, tokens, FLOP/s. Layers are zero-based positions in the model's chain (the embedding is layer 0, the
-head the last), devices are zero-based ids that count through the nodes in order.
+Units: seconds, bytes, tokens, FLOP/s. Layers are zero-based positions in the model's chain (the embedding is layer 0,
+the head the last), devices are zero-based ids that count through the nodes in order.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -18,7 +18,7 @@ from autoplan.workload import Precision, Recompute, Schedule
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Final = 1
 
 Count = Annotated[int, Field(ge=0)]
 Degree = Annotated[int, Field(ge=1)]
@@ -138,7 +138,8 @@ class Breakdown(_Part):
 class Predicted(_Part):
     """What the cost model predicts for the plan.
 
-    mfu: model FLOPs (without recompute) over the devices' dense peak at the plan's precision, a fraction.
+    Per device: of the cluster's devices, used or not. mfu: model FLOPs (without recompute) over these devices' dense
+    peak at the plan's precision, a fraction.
     peak_memory_bytes: of the fullest stage. physical_limit_s: model FLOPs at that peak on all devices.
     """
 
@@ -154,7 +155,7 @@ class Predicted(_Part):
 
 
 class Spec(_Part):
-    """The layout of a tensor: for each of its dims the mesh axes that split it, and the axes it is a partial sum over."""
+    """A tensor's layout: for each of its dims the mesh axes that split it; and the axes it is a partial sum over."""
 
     dims: tuple[str, ...]
     axes: tuple[tuple[str, ...], ...]
@@ -236,8 +237,8 @@ class Stage(_Part):
 class SearchInfo(_Part):
     """What was searched and what is proven.
 
-    lower_bound_s: no plan in the searched space is faster. gap: (iteration time − bound) / iteration time. Both are null
-    for an estimate, which proves nothing. status `optimal`: the gap asked for was reached.
+    lower_bound_s: no plan in the searched space is faster. gap: (iteration time − bound) / iteration time. Both are
+    null for an estimate, which proves nothing. status `optimal`: the gap asked for was reached.
     """
 
     lower_bound_s: Seconds | None
@@ -328,8 +329,8 @@ def parse(text: str, where: str) -> tuple[Plan | None, tuple[str, ...]]:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         raise InputError(f"not JSON: {error.msg} (line {error.lineno}, column {error.colno})", where=where) from None
-    except RecursionError:
-        raise InputError("not a plan: nested too deeply", where=where) from None
+    except (RecursionError, ValueError) as error:  # nested too deeply; an integer of thousands of digits
+        raise InputError(f"not a plan: {error}", where=where) from None
     if not isinstance(data, dict):
         raise InputError("not a plan: the file holds no JSON object", where=where, found=type(data).__name__)
     version = data.get("schema_version")
