@@ -85,8 +85,10 @@ class _Builder:
             yield self.op("norm_k", "norm", KEY, (Operand(k, KEY),), KEY, weight)
             q, k = "norm_q", "norm_k"
         if spec.positions == "rotary":
-            yield self.op("rotary_q", "elementwise", QUERY, (Operand(q, QUERY),), QUERY)
-            yield self.op("rotary_k", "elementwise", KEY, (Operand(k, KEY),), KEY)
+            yield self.op("rotary_q", "elementwise", QUERY, (Operand(q, QUERY),), QUERY,
+                          attrs=(("function", "rotary"),))
+            yield self.op("rotary_k", "elementwise", KEY, (Operand(k, KEY),), KEY,
+                          attrs=(("function", "rotary"),))
             q, k = "rotary_q", "rotary_k"
         memory = (BATCH, KV_SEQ, "kv_heads", "head_dim")
         yield self.op(
@@ -97,7 +99,8 @@ class _Builder:
                    ("window", spec.window or 0)),
         )
         yield self.projection("o", "attention", ("heads", "head_dim"), ("hidden",), bias="o" in spec.biases)
-        yield self.op("add1", "elementwise", STREAM, (Operand(x, STREAM), Operand("o", STREAM)), STREAM)
+        yield self.op("add1", "elementwise", STREAM, (Operand(x, STREAM), Operand("o", STREAM)), STREAM,
+                      attrs=(("function", "add"),))
 
     def mlp(self, x: str) -> Iterator[Op]:
         """The MLP block on the residual stream `x`, its result `add2` included."""
@@ -106,9 +109,11 @@ class _Builder:
         inner = ("gate", "up") if self.spec.gated else ("up",)
         for name in inner:
             yield self.projection(name, "norm2", ("hidden",), ("ffn",), bias=bias)
-        yield self.op("act", "elementwise", INNER, tuple(Operand(name, INNER) for name in inner), INNER)
+        yield self.op("act", "elementwise", INNER, tuple(Operand(name, INNER) for name in inner), INNER,
+                      attrs=(("function", "silu" if self.spec.gated else "gelu"),))
         yield self.projection("down", "act", ("ffn",), ("hidden",), bias=bias)
-        yield self.op("add2", "elementwise", STREAM, (Operand(x, STREAM), Operand("down", STREAM)), STREAM)
+        yield self.op("add2", "elementwise", STREAM, (Operand(x, STREAM), Operand("down", STREAM)), STREAM,
+                      attrs=(("function", "add"),))
 
     def norm(self, name: str, x: str) -> Op:
         params = (Param("weight", ("hidden",)), Param("bias", ("hidden",)))

@@ -1,0 +1,35 @@
+"""Operator families: each tells its legal splits, its FLOPs, its kernels and what it keeps for the backward pass."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from autoplan.model.graph import Op
+from autoplan.model.ops import attention, contraction, elementwise, embedding, loss, norm
+from autoplan.model.ops.work import Numerics, Sizes, Work
+
+FAMILIES: dict[str, ModuleType] = {
+    "attention": attention,
+    "contraction": contraction,
+    "elementwise": elementwise,
+    "embedding": embedding,
+    "loss": loss,
+    "norm": norm,
+}
+
+
+def splittable(op: Op) -> tuple[str, ...]:
+    """Return the loop dims of `op` that a mesh axis may split."""
+    result: tuple[str, ...] = FAMILIES[op.kind].splittable(op)
+    return result
+
+
+def flops(op: Op, sizes: Sizes) -> float:
+    """Return the forward FLOPs of `op` (matrix products only; attention without the causal saving)."""
+    return float(FAMILIES[op.kind].flops(op, sizes))
+
+
+def work(op: Op, sizes: Sizes, numerics: Numerics) -> Work:
+    """Return what `op` makes one device do at the local `sizes` (arrays [K])."""
+    result: Work = FAMILIES[op.kind].work(op, sizes, numerics)
+    return result

@@ -1,0 +1,313 @@
+"""One layer on one mesh as an intra-operator problem: nodes, edges, and a cost vector for every strategy.
+
+Three kinds of node: operators; parameters (how weight, gradient and optimizer state are stored); and layout nodes, for
+tensors that more than one operator reads or that are kept for the backward pass and may be gathered for it. A layout
+node gives a tensor one layout forward and one backward, so that the gradients of q, k and v are summed before they are
+reduced once. In a layer that repeats, input and output share one layout node: equal layers follow each other.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoplan.intraop import pricing
+from autoplan.intraop.pricing import Setting
+from autoplan.intraop.strategies import Ints, OpStrategies, enumerate_all, pinned, strategies
+from autoplan.intraop.terms import NUM_TERMS, Term
+from autoplan.model.graph import BATCH, SEQ, TOKEN_DIMS, LayerClass, Op, Operand, Param
+from autoplan.sharding import PARTIAL, REPLICATED, codes_to_index
+
+Array = NDArray[np.float64]
+
+
+class AxisLayout(IntEnum):
+    """How a layout node treats one mesh axis."""
+
+    BATCH = 0  # split along batch, forward and backward
+    SEQ = 1  # split along seq
+    WHOLE = 2  # replicated, and so is the gradient
+    SUMMED = 3  # replicated; the gradients are summed as partial sums and reduced once
+    GATHERED = 4  # kept split along seq, gathered for use forward and backward; gradients as SUMMED
+
+
+RESIDUAL = (AxisLayout.BATCH, AxisLayout.SEQ, AxisLayout.WHOLE)
+
+
+@dataclass(frozen=True)
+class LayoutNode:
+    """The layout of one tensor: strategies states [K, A] of AxisLayout; forward, backward, kept layouts [K, A]."""
+
+    tensor: Operand
+    states: Ints
+    forward: Ints
+    backward: Ints
+    kept: Ints
+
+
+@dataclass(frozen=True)
+class ParamNode:
+    """The storage of one parameter: layouts [K, A] and ZeRO stage [K] of its strategies."""
+
+    op: Op
+    param: Param
+    layouts: Ints
+    zero: Ints
+
+
+Content = OpStrategies | LayoutNode | ParamNode
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node: what it decides, and the cost vectors [K, NUM_TERMS] of its strategies."""
+
+    name: str
+    content: Content
+    terms: Array
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Seconds a micro-batch of every pair of strategies, [K_u, K_v]: forward and backward conversions.
+
+    inf forbids a pair.
+    """
+
+    u: int
+    v: int
+    forward: Array
+    backward: Array
+
+
+@dataclass(frozen=True)
+class LayerProblem:
+    """A layer class in a setting. input, output: indices of the boundary layout nodes (the same in a repeated layer)."""
+
+    layer: LayerClass
+    setting: Setting
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+    input: int | None
+    output: int | None
+
+    def terms(self, choice: Sequence[int]) -> Array:
+        """Return the summed cost vector [NUM_TERMS] of one strategy a node, conversions included."""
+        rows = np.array([node.terms[k] for node, k in zip(self.nodes, choice, strict=True)])
+        total = rows.sum(axis=0)
+        total[Term.WORKSPACE] = rows[:, Term.WORKSPACE].max()
+        for edge in self.edges:
+            total[Term.CONVERT_FORWARD] += edge.forward[choice[edge.u], choice[edge.v]]
+            total[Term.CONVERT_BACKWARD] += edge.backward[choice[edge.u], choice[edge.v]]
+        return total
+
+    def boundary(self, choice: Sequence[int]) -> tuple[int, ...]:
+        """Return the residual layout (an AxisLayout an axis) at the layer's boundary under `choice`."""
+        node = self.input if self.input is not None else self.output
+        assert node is not None
+        content = self.nodes[node].content
+        assert isinstance(content, LayoutNode)
+        return tuple(int(code) for code in content.states[choice[node]])
+
+
+def layer_problem(layer: LayerClass, setting: Setting, *, zero: Sequence[int] = (0,),
+                  roles: Sequence[str] | None = None, shared: frozenset[str] = frozenset()) -> LayerProblem | None:
+    """Build the problem of a layer class.
+
+    zero: ZeRO stages each parameter may choose from. roles: a role of the runtime for each mesh axis (a named recipe),
+    which leaves every operator one strategy; None lets all be chosen. shared: parameters (`operator.parameter`) stored
+    by another layer of the stage. Returns None where the roles split something that doesn't divide.
+    """
+    build = _Builder(layer, setting, tuple(zero), tuple(roles) if roles is not None else None, shared)
+    return build.problem()
+
+
+class _Builder:
+    def __init__(self, layer: LayerClass, setting: Setting, zero: tuple[int, ...], roles: tuple[str, ...] | None,
+                 shared: frozenset[str]) -> None:
+        self.layer, self.setting, self.zero, self.roles, self.shared = layer, setting, zero, roles, shared
+        self.axis_sizes = setting.mesh.shape
+        self.nodes: list[Node] = []
+        self.edges: list[Edge] = []
+        self.readers: dict[str, list[tuple[Op, int]]] = {}
+        for op in layer.ops:
+            for position, operand in enumerate(op.inputs):
+                self.readers.setdefault(operand.tensor, []).append((op, position))
+        self.producers = {op.output.tensor: op for op in layer.ops}
+
+    def problem(self) -> LayerProblem | None:
+        ops: dict[str, int] = {}
+        for op in self.layer.ops:
+            assign = self._assign(op)
+            if assign is None:
+                return None
+            chosen = strategies(op, self.setting.sizes(op), self.axis_sizes, assign)
+            ops[op.name] = self._add(f"op:{op.name}", chosen, pricing.op_terms(chosen, self.setting))
+            for position, param in enumerate(op.params):
+                self._param(ops[op.name], op, param, chosen.params[position])
+        boundary_in, boundary_out = self._boundaries()
+        for tensor, readers in self.readers.items():
+            self._tensor(tensor, readers, ops, boundary_in)
+        if boundary_out is not None and self.layer.output is not None:
+            self._connect(ops[self.layer.output.tensor], boundary_out)
+        return LayerProblem(self.layer, self.setting, tuple(self.nodes), tuple(self.edges), boundary_in, boundary_out)
+
+    def _add(self, name: str, content: Content, terms: Array) -> int:
+        self.nodes.append(Node(name, content, terms))
+        return len(self.nodes) - 1
+
+    def _role_dims(self) -> tuple[tuple[str, ...], ...]:
+        assert self.roles is not None
+        return tuple(self.setting.runtime.roles[role] for role in self.roles)
+
+    def _assign(self, op: Op) -> Ints | None:
+        sizes = self.setting.sizes(op)
+        if self.roles is None:
+            return enumerate_all(op, sizes, self.axis_sizes)
+        return pinned(op, sizes, self.axis_sizes, self._role_dims())
+
+    def _param(self, op_node: int, op: Op, param: Param, layouts: Ints) -> None:
+        """Add a parameter's node and tie it to its operator: the layout follows from the operator's strategy."""
+        unique, of_op = np.unique(layouts, axis=0, return_inverse=True)
+        shared = f"{op.name}.{param.name}" in self.shared
+        terms = [pricing.param_terms(op, param, unique, zero, self.setting, shared=shared) for zero in self.zero]
+        stacked = np.tile(unique, (len(self.zero), 1))
+        zero = np.repeat(np.array(self.zero), len(unique))
+        node = self._add(f"param:{op.name}.{param.name}", ParamNode(op, param, stacked, zero), np.concatenate(terms))
+        fits = of_op.reshape(-1, 1) == np.tile(np.arange(len(unique)), len(self.zero))[None, :]
+        allowed = np.where(fits, 0.0, np.inf)
+        self.edges.append(Edge(op_node, node, allowed, np.zeros_like(allowed)))
+
+    def _boundaries(self) -> tuple[int | None, int | None]:
+        """Add the layout nodes of the layer's input and output; one node for both where the layer has both."""
+        if self.layer.input is not None:
+            node = self._layout_node(self.layer.input, RESIDUAL, Term.BOUNDARY)
+            return node, (node if self.layer.output is not None else None)
+        if self.layer.output is not None:
+            return None, self._layout_node(self.layer.output, RESIDUAL, None)
+        return None, None
+
+    def _tensor(self, tensor: str, readers: list[tuple[Op, int]], ops: Mapping[str, int],
+                boundary_in: int | None) -> None:
+        """Connect a tensor's producer to its readers, through a layout node where it needs one."""
+        is_input = self.layer.input is not None and tensor == self.layer.input.tensor
+        heavy = any(op.kind == "contraction" for op, _ in readers)
+        producer = self.producers.get(tensor)
+        if not is_input and not (len(readers) > 1 or (producer is not None and producer.kind == "norm" and heavy)):
+            (reader, position), = readers
+            self._direct(ops[tensor], ops[reader.name], position)
+            return
+        if is_input:
+            assert boundary_in is not None
+            node = boundary_in
+        else:
+            assert producer is not None
+            kept = any(self._keeps_inputs(op) for op, _ in readers)
+            states = tuple(AxisLayout) if heavy else RESIDUAL
+            node = self._layout_node(producer.output, states, Term.SAVED if kept else None)
+            self._connect(ops[tensor], node)
+        for reader, position in readers:
+            self._read(node, ops[reader.name], position)
+
+    def _keeps_inputs(self, op: Op) -> bool:
+        ones = {dim.name: np.ones(1) for dim in op.dims}
+        return pricing.ops.work(op, ones, self.setting.numerics).keeps_inputs
+
+    def _keeps_output(self, op: Op) -> bool:
+        ones = {dim.name: np.ones(1) for dim in op.dims}
+        return pricing.ops.work(op, ones, self.setting.numerics).keeps_output
+
+    def _layout_node(self, tensor: Operand, allowed: Sequence[AxisLayout], term: Term | None) -> int:
+        """Add a layout node. term: the column its kept bytes go to, None if it isn't kept here."""
+        states = self._states(tensor, allowed)
+        forward = np.array([0, 1, REPLICATED, REPLICATED, REPLICATED])[states]
+        backward = np.array([0, 1, REPLICATED, PARTIAL, PARTIAL])[states]
+        kept = np.array([0, 1, REPLICATED, REPLICATED, 1])[states]
+        terms = np.zeros((len(states), NUM_TERMS))
+        shape = self._shape(tensor)
+        if term is not None:
+            terms[:, term] = pricing.local_bytes(kept, shape, self.setting)
+        rank = len(shape)
+        gather = self.setting.conversions(shape)[codes_to_index(kept, rank), codes_to_index(forward, rank)]
+        terms[:, Term.CONVERT_FORWARD] = gather
+        terms[:, Term.REGATHER] = gather
+        return self._add(f"layout:{tensor.tensor}", LayoutNode(tensor, states, forward, backward, kept), terms)
+
+    def _states(self, tensor: Operand, allowed: Sequence[AxisLayout]) -> Ints:
+        if self.roles is not None:
+            return self._pinned_states(tensor, allowed)
+        options = [tuple(allowed) if size > 1 else (AxisLayout.WHOLE,) for size in self.axis_sizes]
+        states = np.array(list(itertools.product(*options)), np.int64).reshape(-1, len(self.axis_sizes))
+        shape = np.array(self.axis_sizes)
+        batch = np.where(states == AxisLayout.BATCH, shape, 1).prod(axis=1)
+        seq = np.where((states == AxisLayout.SEQ) | (states == AxisLayout.GATHERED), shape, 1).prod(axis=1)
+        legal = (self.setting.micro_batch % batch == 0) & (self.setting.workload.seq_len % seq == 0)
+        return states[legal]
+
+    def _pinned_states(self, tensor: Operand, allowed: Sequence[AxisLayout]) -> Ints:
+        """Return the one state that the roles demand: the split of the token dim the role names, else whole."""
+        row = []
+        for size, dims in zip(self.axis_sizes, self._role_dims(), strict=True):
+            others = [name for name in dims if name not in TOKEN_DIMS]
+            if size == 1:
+                row.append(AxisLayout.WHOLE)
+            elif not others:
+                row.append(AxisLayout.BATCH if dims[0] == BATCH else AxisLayout.SEQ)
+            elif AxisLayout.GATHERED in allowed:
+                row.append(AxisLayout.GATHERED if SEQ in dims else AxisLayout.SUMMED)
+            else:
+                row.append(AxisLayout.SEQ if SEQ in dims else AxisLayout.WHOLE)
+        return np.array([row], np.int64)
+
+    def _shape(self, tensor: Operand) -> tuple[float, ...]:
+        if tensor.tensor in self.producers:
+            return pricing.tensor_shape(self.producers[tensor.tensor], tensor.dims, self.setting)
+        reader, position = self.readers[tensor.tensor][0]
+        return pricing.tensor_shape(reader, reader.inputs[position].dims, self.setting)
+
+    def _strategies(self, node: int) -> OpStrategies:
+        content = self.nodes[node].content
+        assert isinstance(content, OpStrategies)
+        return content
+
+    def _layout(self, node: int) -> LayoutNode:
+        content = self.nodes[node].content
+        assert isinstance(content, LayoutNode)
+        return content
+
+    def _convert(self, shape: tuple[float, ...], source: Ints, target: Ints) -> Array:
+        """Return the seconds from each source layout [K_u, A] to each target layout [K_v, A]."""
+        rank = len(shape)
+        table = self.setting.conversions(shape)
+        return table[codes_to_index(source, rank)[:, None], codes_to_index(target, rank)[None, :]]
+
+    def _connect(self, producer: int, node: int) -> None:
+        """Join an operator to the layout node of its output."""
+        made, layout = self._strategies(producer), self._layout(node)
+        shape = self._shape(made.op.output)
+        whole = np.where(made.output == PARTIAL, REPLICATED, made.output)
+        self.edges.append(Edge(producer, node, self._convert(shape, made.output, layout.kept),
+                               self._convert(shape, layout.backward, whole).T))
+
+    def _read(self, node: int, reader: int, position: int) -> None:
+        """Join a layout node to an operator that reads its tensor."""
+        layout, reads = self._layout(node), self._strategies(reader)
+        shape = self._shape(layout.tensor)
+        self.edges.append(Edge(node, reader, self._convert(shape, layout.forward, reads.inputs[position]),
+                               self._convert(shape, reads.gradients[position], layout.backward).T))
+
+    def _direct(self, producer: int, reader: int, position: int) -> None:
+        """Join a tensor's producer to its only reader; what the reader keeps, it keeps as it reads it."""
+        made, reads = self._strategies(producer), self._strategies(reader)
+        shape = self._shape(made.op.output)
+        whole = np.where(made.output == PARTIAL, REPLICATED, made.output)
+        self.edges.append(Edge(producer, reader, self._convert(shape, made.output, reads.inputs[position]),
+                               self._convert(shape, reads.gradients[position], whole).T))
+        if self._keeps_inputs(reads.op) and not self._keeps_output(made.op):
+            kept = pricing.local_bytes(reads.inputs[position], shape, self.setting)
+            self.nodes[reader].terms[:, Term.SAVED] += kept

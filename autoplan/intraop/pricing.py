@@ -1,0 +1,195 @@
+"""Seconds and bytes of one operator's strategies, of one parameter's ways of being stored, of conversions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoplan.cluster import Axis, Mesh
+from autoplan.cost.memory import state_bytes, update_bytes
+from autoplan.cost.model import CostModel
+from autoplan.intraop.strategies import Ints, OpStrategies
+from autoplan.intraop.terms import NUM_TERMS, Term
+from autoplan.model import ops
+from autoplan.model.graph import BATCH, KV_SEQ, SEQ, Op, Param
+from autoplan.model.ops.loss import EXCHANGED_BYTES
+from autoplan.model.ops.work import AttentionCore, Gemm, Kernel, Numerics
+from autoplan.runtimes import Runtime
+from autoplan.sharding import PARTIAL, Collective, conversion_seconds
+from autoplan.workload import Workload
+
+Array = NDArray[np.float64]
+
+STREAM_BYTES = float(2**30)  # a stream long enough for its launch not to count
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where a layer runs and on what: everything its price depends on besides the layer.
+
+    micro_batch: sequences of one micro-batch, over all devices of the mesh.
+    """
+
+    mesh: Mesh
+    costs: CostModel
+    runtime: Runtime
+    workload: Workload
+    micro_batch: int
+
+    @cached_property
+    def numerics(self) -> Numerics:
+        """Element size, and whether attention is fused."""
+        return Numerics(self.workload.precision.bytes, self.costs.cluster.device.flash_attention)
+
+    def sizes(self, op: Op) -> dict[str, int]:
+        """Return the size of every loop dim of `op`, unsplit."""
+        seq = self.workload.seq_len
+        return {BATCH: self.micro_batch, SEQ: seq, KV_SEQ: seq} | op.static_sizes
+
+    def group(self, axes: Sequence[int]) -> Axis:
+        """Return the group of devices spanned by some mesh axes together."""
+        chosen = [self.mesh.axes[axis] for axis in axes]
+        intra = int(np.prod([axis.intra for axis in chosen], dtype=np.int64))
+        nodes = int(np.prod([axis.nodes for axis in chosen], dtype=np.int64))
+        on_node = max((axis.intra * axis.sharing for axis in self.mesh.axes), default=1)
+        return Axis(size=intra * nodes, intra=intra, nodes=nodes, sharing=max(1, on_node // intra))
+
+    def collective(self, kind: Collective, nbytes: Array, axis: int) -> Array:
+        """Return the seconds of one conversion step over one mesh axis (see `autoplan.sharding.Price`)."""
+        group = self.mesh.axes[axis]
+        if kind is Collective.PERMUTE:
+            return np.asarray(self.costs.p2p(nbytes, group))
+        return np.asarray(getattr(self.costs, kind.value)(nbytes, group))
+
+    def conversions(self, shape: tuple[float, ...]) -> Array:
+        """Return the seconds between every two layouts of an activation of `shape`, [L, L]; kept for reuse."""
+        if shape not in self._conversions:
+            self._conversions[shape] = conversion_seconds(
+                shape, self.workload.precision.bytes, self.mesh.shape, self.collective)
+        return self._conversions[shape]
+
+    @cached_property
+    def _conversions(self) -> dict[tuple[float, ...], Array]:
+        return {}
+
+    @cached_property
+    def _bucket_rates(self) -> dict[tuple[str, tuple[int, ...]], float]:
+        return {}
+
+    def bucketed(self, kind: str, nbytes: float, axes: tuple[int, ...]) -> float:
+        """Return the seconds of a gradient or parameter collective that travels in buckets: linear in its bytes."""
+        key = (kind, axes)
+        if key not in self._bucket_rates:
+            bucket = float(self.runtime.bucket_bytes)
+            self._bucket_rates[key] = float(getattr(self.costs, kind)(bucket, self.group(axes))) / bucket
+        return nbytes * self._bucket_rates[key]
+
+    @cached_property
+    def stream_rate(self) -> float:
+        """Seconds a byte of a long memory-bound kernel."""
+        return float(self.costs.memory_bound(STREAM_BYTES)) / STREAM_BYTES
+
+    def seconds(self, kernel: Kernel, *, backward: bool = False) -> Array:
+        """Return the seconds of a kernel, [K]."""
+        dtype = self.workload.precision.value
+        if isinstance(kernel, Gemm):
+            return np.asarray(self.costs.matmul(kernel.m, kernel.n, kernel.k, batch=kernel.batch, dtype=dtype))
+        if isinstance(kernel, AttentionCore):
+            return np.asarray(self.costs.attention(
+                batch=kernel.batch, heads=kernel.heads, kv_heads=kernel.kv_heads, q_len=kernel.q_len,
+                kv_len=kernel.kv_len, head_dim=kernel.head_dim, causal=kernel.causal, dtype=dtype,
+                flash=self.numerics.flash, backward=backward))
+        return np.asarray(self.costs.memory_bound(kernel.nbytes))
+
+
+def op_terms(chosen: OpStrategies, setting: Setting) -> Array:
+    """Return the cost vectors [K, NUM_TERMS] of an operator's strategies, without its parameters and operands."""
+    work = ops.work(chosen.op, chosen.local, setting.numerics)
+    terms = np.zeros((chosen.count, NUM_TERMS))
+    for kernel in work.forward:
+        terms[:, Term.FORWARD] += setting.seconds(kernel)
+    for kernel in work.backward:
+        terms[:, Term.BACKWARD] += setting.seconds(kernel, backward=True)
+    if chosen.op.kind == "attention":
+        terms[:, Term.CORE] = terms[:, Term.FORWARD]
+    terms[:, Term.SAVED] = work.extra_saved
+    terms[:, Term.SCORES] = work.scores
+    terms[:, Term.WORKSPACE] = work.workspace
+    if work.keeps_output:
+        terms[:, Term.SAVED] += local_bytes(chosen.output, tensor_shape(chosen.op, chosen.op.output.dims, setting), setting)
+    if chosen.op.kind == "loss":
+        terms[:, Term.CONVERT_FORWARD] = _exchange(chosen, setting)
+    return terms
+
+
+def _exchange(chosen: OpStrategies, setting: Setting) -> Array:
+    """Return the seconds of a loss's exchange of statistics over the axes that split the vocabulary."""
+    vocab = [dim.name for dim in chosen.op.dims].index("vocab")
+    tokens = chosen.local[BATCH] * chosen.local[SEQ]
+    seconds = np.zeros(chosen.count)
+    for axis in range(chosen.assign.shape[1]):
+        over = chosen.assign[:, axis] == vocab
+        seconds[over] += setting.collective(Collective.ALL_REDUCE, tokens[over] * EXCHANGED_BYTES, axis)
+    return seconds
+
+
+def tensor_shape(op: Op, dims: tuple[str, ...], setting: Setting) -> tuple[float, ...]:
+    """Return the unsplit shape of one of the operator's tensors."""
+    sizes = setting.sizes(op) | {inner: int(op.attr(inner) or 1) for inner, _ in op.grouped}
+    return tuple(float(sizes[name]) for name in dims)
+
+
+def local_bytes(layout: Ints, shape: tuple[float, ...], setting: Setting) -> Array:
+    """Return the bytes one device holds of an activation of `shape` under the layouts [K, A]."""
+    split = np.where(layout >= 0, np.array(setting.mesh.shape), 1).prod(axis=1)
+    return float(np.prod(shape)) * setting.workload.precision.bytes / split
+
+
+def param_terms(op: Op, param: Param, layouts: Ints, zero: int, setting: Setting, *, shared: bool = False) -> Array:
+    """Return the cost vectors [K, NUM_TERMS] of storing a parameter in the layouts [K, A] at one ZeRO stage.
+
+    shared: the parameter's storage belongs to another operator of the stage (tied embeddings), so nothing is paid here
+    but what the forward and backward pass of this operator pay themselves.
+    """
+    terms = np.zeros((len(layouts), NUM_TERMS))
+    if shared:
+        return terms
+    shape = np.array(setting.mesh.shape)
+    numel = np.full(len(layouts), 1.0)
+    for position, name in enumerate(param.dims):
+        split = np.where(layouts == position, shape, 1).prod(axis=1)
+        numel = numel * np.ceil(op.static_sizes[name] / split)
+    for row in range(len(layouts)):
+        axes = tuple(axis for axis in range(len(shape)) if layouts[row, axis] == PARTIAL and shape[axis] > 1)
+        terms[row] = _stored(float(numel[row]), zero, axes, setting)
+    return terms
+
+
+def _stored(numel: float, zero: int, axes: tuple[int, ...], setting: Setting) -> Array:
+    """Return the cost vector of `numel` local elements whose gradient is a partial sum over the mesh `axes`."""
+    workload = setting.workload
+    shards = float(math.prod(setting.mesh.shape[axis] for axis in axes))
+    held = state_bytes(numel, workload, zero, shards)
+    gradient, weight = numel * workload.grad_bytes, numel * workload.weight_bytes
+    terms = np.zeros(NUM_TERMS)
+    terms[Term.WEIGHTS], terms[Term.GRADIENTS], terms[Term.STATES] = held.weights, held.gradients, held.states
+    terms[Term.OPTIMIZER] = setting.stream_rate * update_bytes(numel, workload, zero, shards)
+    if axes and zero == 0:
+        terms[Term.SYNC] = setting.bucketed("all_reduce", gradient, axes)
+    elif axes:
+        terms[Term.SYNC if zero == 1 else Term.REDUCE] = setting.bucketed("reduce_scatter", gradient, axes)
+        if zero < 3:
+            terms[Term.GATHER_STEP] = setting.bucketed("all_gather", weight, axes)
+        else:  # once for the forward, once for the backward pass
+            terms[Term.GATHER] = 2.0 * setting.bucketed("all_gather", weight, axes)
+            terms[Term.TRANSIENT] += weight
+        if zero >= 2:
+            terms[Term.TRANSIENT] += gradient
+    return terms
+
+

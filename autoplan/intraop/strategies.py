@@ -1,0 +1,139 @@
+"""The strategies of one operator on one mesh: each mesh axis is given to one loop dim, or to none.
+
+From that choice follow the layouts of all operands, the partial sums (a split dim that the output lacks), and, by the
+same rule applied backward, the layouts of the gradients: the gradient of an operand that lacks a split dim is a partial
+sum over that axis. Data parallelism's gradient reduction is the case of a weight under a split of a token dim.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoplan.model.graph import Op, Param
+from autoplan.model.ops import splittable
+from autoplan.sharding import PARTIAL, REPLICATED
+
+Ints = NDArray[np.int64]
+Array = NDArray[np.float64]
+
+NONE = -1  # a mesh axis given to no loop dim: its devices do the same work
+PADDED = ("vocab",)  # dims that are padded where they don't divide, as every runtime does with the vocabulary
+WHOLE_IF_UNEVEN = ("kv_heads",)  # dims that a named role leaves whole where they don't divide
+
+
+@dataclass(frozen=True)
+class OpStrategies:
+    """K strategies of one operator on a mesh of A axes.
+
+    assign [K, A]: index into `op.dims`, or NONE. local: loop dim → local sizes [K].
+    output [K, A]: layout of the output. inputs, gradients: for each operand its layout and that of its gradient, [K, A].
+    params: for each parameter its layout, [K, A]; PARTIAL marks an axis over which it is whole and its gradient a
+    partial sum (data parallel), REPLICATED one over which both are whole.
+    """
+
+    op: Op
+    assign: Ints
+    local: Mapping[str, Array]
+    output: Ints
+    inputs: tuple[Ints, ...]
+    gradients: tuple[Ints, ...]
+    params: tuple[Ints, ...]
+
+    @property
+    def count(self) -> int:
+        """K."""
+        return len(self.assign)
+
+
+def enumerate_all(op: Op, sizes: Mapping[str, int], axis_sizes: tuple[int, ...]) -> Ints:
+    """Return every legal assignment [K, A]: any splittable dim for any axis, where the split sizes divide.
+
+    An axis of size 1 is given to none, so that equal strategies appear once.
+    """
+    dims = [dim.name for dim in op.dims]
+    allowed = [NONE, *(dims.index(name) for name in splittable(op))]
+    choices = [allowed if size > 1 else [NONE] for size in axis_sizes]
+    every = np.array(list(itertools.product(*choices)), np.int64).reshape(-1, len(axis_sizes))
+    legal = np.ones(len(every), bool)
+    for position, name in enumerate(dims):
+        split = np.where(every == position, np.array(axis_sizes), 1).prod(axis=1)
+        size = sizes[name]
+        legal &= (split <= size) if name in PADDED else (size % split == 0)
+    return every[legal]
+
+
+def pinned(op: Op, sizes: Mapping[str, int], axis_sizes: tuple[int, ...],
+           roles: tuple[tuple[str, ...], ...]) -> Ints | None:
+    """Return the one assignment [1, A] that the axes' roles demand, or None where it is not legal.
+
+    roles: for each axis the loop dims it splits, in order of preference. An operator takes the first that it has; one
+    that doesn't divide is left whole if it may be (`WHOLE_IF_UNEVEN`).
+    """
+    dims = [dim.name for dim in op.dims]
+    can = splittable(op)
+    row = []
+    split: dict[str, int] = {}
+    for size, role in zip(axis_sizes, roles, strict=True):
+        name = next((name for name in role if name in can), None)
+        if size == 1 or name is None:
+            row.append(NONE)
+            continue
+        parts = split.get(name, 1) * size
+        if sizes[name] % parts and name in WHOLE_IF_UNEVEN:
+            row.append(NONE)
+            continue
+        if (parts > sizes[name]) if name in PADDED else sizes[name] % parts:
+            return None
+        split[name] = parts
+        row.append(dims.index(name))
+    return np.array([row], np.int64)
+
+
+def strategies(op: Op, sizes: Mapping[str, int], axis_sizes: tuple[int, ...], assign: Ints) -> OpStrategies:
+    """Derive layouts and local sizes from the assignments [K, A]."""
+    dims = [dim.name for dim in op.dims]
+    shape = np.array(axis_sizes)
+    local = {}
+    for position, name in enumerate(dims):
+        split = np.where(assign == position, shape, 1).prod(axis=1)
+        local[name] = np.ceil(sizes[name] / split)
+    output = _layout(assign, dims, op.output.dims)
+    if op.kind == "loss":  # its exchange of statistics leaves the result whole
+        output = np.where(output == PARTIAL, REPLICATED, output)
+    gradients = tuple(_operand(op, assign, dims, operand.dims, axis_sizes) for operand in op.inputs)
+    inputs = tuple(np.where(layout == PARTIAL, REPLICATED, layout) for layout in gradients)
+    params = tuple(_param(op, assign, dims, param) for param in op.params)
+    return OpStrategies(op, assign, local, output, inputs, gradients, params)
+
+
+def _layout(assign: Ints, dims: list[str], tensor_dims: tuple[str, ...]) -> Ints:
+    """Return the layout of a tensor under the assignments: its dim's position, or PARTIAL where it lacks the dim."""
+    code = np.array([tensor_dims.index(name) if name in tensor_dims else PARTIAL for name in dims] + [REPLICATED])
+    return code[assign]  # NONE = -1 takes the last entry
+
+
+def _operand(op: Op, assign: Ints, dims: list[str], tensor_dims: tuple[str, ...], axis_sizes: tuple[int, ...]) -> Ints:
+    """Return the layout of an operand's gradient; grouped dims follow their loop dim while they divide."""
+    layout = _layout(assign, dims, tensor_dims)
+    for inner, outer in op.grouped:
+        if inner not in tensor_dims:
+            continue
+        left = np.full(len(assign), float(int(op.attr(inner) or 1)))
+        for axis, size in enumerate(axis_sizes):
+            follows = (assign[:, axis] == dims.index(outer)) & (left % size == 0)
+            layout[follows, axis] = tensor_dims.index(inner)
+            left = np.where(follows, left / size, left)
+    return layout
+
+
+def _param(op: Op, assign: Ints, dims: list[str], param: Param) -> Ints:
+    layout = _layout(assign, dims, param.dims)
+    if param.after_reduction:  # added to the finished output: a split of a contracted dim leaves its gradient whole
+        contracted = np.array([name in op.contracted for name in dims] + [False])
+        layout = np.where(contracted[assign] & (layout == PARTIAL), REPLICATED, layout)
+    return layout

@@ -1,0 +1,41 @@
+"""Residual adds, rotary and learned positions, activation functions: bound by memory, one pass each way.
+
+The attribute `function` tells which: "add", "rotary", "position", or the name of an activation function.
+"""
+
+from __future__ import annotations
+
+from autoplan.model.graph import Op
+from autoplan.model.ops.work import Numerics, Sizes, Stream, Work, volume
+
+LINEAR = ("add", "rotary", "position")  # functions whose backward pass needs none of their inputs
+
+
+def splittable(op: Op) -> tuple[str, ...]:
+    """Every dim but `hidden`, `head_dim` and `positions`: the residual stream is split along tokens only."""
+    return tuple(dim.name for dim in op.dims if dim.name not in ("hidden", "head_dim", "positions"))
+
+
+def flops(op: Op, sizes: Sizes) -> object:
+    """Count none: the field's FLOPs are those of the matrix products."""
+    return 0.0
+
+
+def is_linear(op: Op) -> bool:
+    """Whether the gradient needs no input of the forward pass."""
+    return op.attr("function") in LINEAR
+
+
+def work(op: Op, sizes: Sizes, numerics: Numerics) -> Work:
+    """Forward reads each input and writes the output; backward of an add only passes its gradient on."""
+    each = numerics.element_bytes * volume(sizes, op.output.dims)
+    inputs = len(op.inputs)
+    add = op.attr("function") == "add"
+    linear = is_linear(op)
+    moved_back = 0.0 * each if add else each * (1 + inputs + (0 if linear else inputs))
+    return Work(
+        forward=(Stream(each * (inputs + 1)),),
+        backward=(Stream(moved_back),),
+        keeps_inputs=not linear,
+        workspace=each * (inputs + 1),
+    )

@@ -1,0 +1,34 @@
+"""Softmax cross-entropy over the vocabulary, in fp32.
+
+A split of the vocabulary exchanges three numbers a token (maximum, sum of exponentials, the target's logit), as
+Megatron-LM's vocabulary-parallel cross-entropy does.
+"""
+
+from __future__ import annotations
+
+from autoplan.model.graph import BATCH, SEQ, Op
+from autoplan.model.ops.work import Numerics, Sizes, Stream, Work, volume
+
+EXCHANGED_BYTES = 3 * 4  # bytes a token, all-reduced over the axes that split the vocabulary
+
+
+def splittable(op: Op) -> tuple[str, ...]:
+    """Tokens and vocabulary."""
+    return (BATCH, SEQ, "vocab")
+
+
+def flops(op: Op, sizes: Sizes) -> object:
+    """Count none: the field's FLOPs are those of the matrix products."""
+    return 0.0
+
+
+def work(op: Op, sizes: Sizes, numerics: Numerics) -> Work:
+    """Logits are cast to fp32 and turned into probabilities, which are kept; backward writes the logits' gradient."""
+    logits = volume(sizes, (BATCH, SEQ, "vocab"))
+    return Work(
+        forward=(Stream(logits * (numerics.element_bytes + 2 * 4)),),
+        backward=(Stream(logits * (4 + numerics.element_bytes)),),
+        keeps_inputs=False,
+        extra_saved=4.0 * logits,
+        workspace=4.0 * logits + numerics.element_bytes * logits,
+    )

@@ -1,0 +1,79 @@
+"""What one operator makes a device do: kernels, and the bytes it keeps. All sizes may be numpy arrays of strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Sizes = Mapping[str, Array]  # loop dim → local size of each strategy, [K]
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """`batch` products C[m, n] = A[m, k] · B[k, n]."""
+
+    m: Array
+    n: Array
+    k: Array
+    batch: Array | float = 1.0
+
+
+@dataclass(frozen=True)
+class AttentionCore:
+    """softmax(Q·Kᵀ)·V over local sizes. `work_fraction`: the part of the q×kv rectangle that is not masked away."""
+
+    batch: Array
+    heads: Array
+    kv_heads: Array
+    q_len: Array
+    kv_len: Array
+    head_dim: int
+    causal: bool
+
+
+@dataclass(frozen=True)
+class Stream:
+    """An operator bound by memory: bytes read and written."""
+
+    nbytes: Array
+
+
+Kernel = Gemm | AttentionCore | Stream
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of one operator on one device for one micro-batch.
+
+    forward, backward: kernels. keeps_inputs / keeps_output: whether the backward pass reads them. extra_saved: bytes kept
+    besides tensors of the graph (softmax statistics). scores: bytes kept that selective recompute runs again.
+    workspace: bytes alive only while the operator runs.
+    """
+
+    forward: tuple[Kernel, ...]
+    backward: tuple[Kernel, ...]
+    keeps_inputs: bool
+    keeps_output: bool = False
+    extra_saved: Array | float = 0.0
+    scores: Array | float = 0.0
+    workspace: Array | float = 0.0
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """What an operator's bytes depend on besides its sizes: bytes an element, and whether attention is fused."""
+
+    element_bytes: int
+    flash: bool
+
+
+def volume(sizes: Sizes, dims: tuple[str, ...]) -> Array:
+    """Return the product of the local sizes of `dims`, [K]."""
+    result: Array = np.ones(1)
+    for name in dims:
+        result = result * sizes[name]
+    return result
