@@ -1,0 +1,104 @@
+"""Where output goes: the terminal, a file, a progress bar."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from autoplan.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PIPED_WIDTH = 100
+
+
+def console() -> Console:
+    """Return a console on stdout: coloured on a terminal, plain and `PIPED_WIDTH` wide when piped."""
+    from rich.console import Console
+
+    class Quiet(Console):
+        """Leaves a broken pipe to the caller."""
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    wide = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else PIPED_WIDTH
+    return Quiet(width=wide, highlight=False, emoji=False, markup=False)
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str, int, int], None] | None]:
+    """Give a function `(what, done, total)` that draws a bar on stderr, or None where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("planning", total=None)
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
+
+
+@contextmanager
+def output_file(path: str | None) -> Iterator[Callable[[str], None]]:
+    """Give a function that writes `path` whole or not at all; nothing is written where `path` is None.
+
+    Raises InputError, before anything else is done, where the file can't be written.
+    """
+    if path is None:
+        yield lambda text: None
+        return
+    if path == "-":
+        raise InputError("is no file; --json prints to stdout", where="--output", found=path)
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise InputError("is a directory", where="--output", found=path)
+    if target.exists() and not target.is_file():  # a device or a pipe: nothing to put in its place
+        with _writing(path):
+            stream = target.open("w", encoding="utf-8")
+        with stream:
+            yield lambda text: _write(stream, text, path)
+        return
+    with _writing(path):
+        if target.exists() and not os.access(target, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        handle, temporary = tempfile.mkstemp(prefix=f".{target.name[:100]}.", suffix=".part", dir=target.parent)
+    os.close(handle)
+    part = Path(temporary)
+    try:
+        yield lambda text: _finish(part, target, text, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
+def _writing(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"can't be written: {error.strerror or error}", where="--output", found=path) from None
+
+
+def _write(stream: IO[str], text: str, path: str) -> None:
+    with _writing(path):
+        stream.write(text)
+        stream.flush()
+
+
+def _finish(part: Path, target: Path, text: str, path: str) -> None:
+    """Write the text beside the target, give it the permissions a new file gets, and put it in the target's place."""
+    mask = os.umask(0)
+    os.umask(mask)
+    with _writing(path):
+        part.write_text(text, encoding="utf-8")
+        part.chmod(target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~mask)
+        part.replace(target)

@@ -1,0 +1,183 @@
+"""A plan as text: its summary and the tables that `plan`, `estimate` and `explain` share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from autoplan.cli.units import GIB, count, gib, percent, seconds
+from autoplan.plan.check import over_capacity
+from autoplan.plan.schema import Parallelism, Plan, Stage, StageParallelism
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PARTS = {"weights": "weights", "gradients": "gradients", "optimizer": "optimizer", "activations": "activations",
+         "transient": "transient", "communication": "comm.", "reserve": "reserve"}
+
+
+def show_plan(plan: Plan, out: Console) -> None:
+    """Print the summary of a plan: what it is, what it costs, its stages, the search, the runner-ups."""
+    show_heading(plan, out)
+    out.print(stages_table(plan))
+    out.print(search_line(plan))
+    if plan.alternatives:
+        out.print(alternatives_table(plan))
+    show_notes(plan, out)
+
+
+def show_heading(plan: Plan, out: Console) -> None:
+    """Print what was asked and what the answer is."""
+    ask, predicted, cluster = plan.workload, plan.predicted, plan.cluster
+    out.print(Text(f"{plan.model.name} on {cluster.name}: {count(plan.model.parameters.total)} parameters, "
+                   f"{cluster.num_devices:,} × {cluster.device}", style="bold"))
+    out.print(f"batch {ask.global_batch_size:,} × {ask.seq_len:,} tokens, {ask.precision.value}, {ask.optimizer}, "
+              f"runtime {plan.runtime}")
+    out.print()
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold")
+    grid.add_column()
+    grid.add_row("plan", parallelism_text(plan.parallelism))
+    grid.add_row("", _schedule(plan.parallelism))
+    grid.add_row("iteration", f"{seconds(predicted.iteration_time_s)}, {predicted.tokens_per_s:,.0f} tokens/s "
+                              f"({predicted.tokens_per_s_per_device:,.0f} per GPU)")
+    grid.add_row("efficiency", f"{predicted.model_tflops_per_device:,.1f} model TFLOP/s per GPU, "
+                               f"MFU {percent(predicted.mfu)}, bubble {percent(predicted.bubble_fraction)}")
+    capacity = min(stage.memory.capacity_bytes for stage in plan.stages)
+    grid.add_row("memory", f"{gib(predicted.peak_memory_bytes)} of {gib(capacity)} GiB on the fullest stage")
+    out.print(grid)
+    out.print()
+
+
+def parallelism_text(parallelism: Parallelism | StageParallelism) -> str:
+    """Return the degrees above one and what else is switched on, e.g. `dp 4 × tp 8 × pp 2, sequence parallel`."""
+    degrees = [(name, getattr(parallelism, name, 1)) for name in ("dp", "tp", "cp", "pp", "ep")]
+    shown = " × ".join(f"{name} {'mixed' if value is None else value}" for name, value in degrees if value != 1)
+    parts = [shown or "one device"]
+    if parallelism.sequence_parallel:
+        parts.append("sequence parallel")
+    if parallelism.zero is None or parallelism.zero > 0:
+        parts.append(f"ZeRO {'mixed' if parallelism.zero is None else parallelism.zero}")
+    recompute = "mixed" if parallelism.recompute is None else parallelism.recompute.value
+    parts.append("no recompute" if recompute == "none" else f"{recompute} recompute")
+    return ", ".join(parts)
+
+
+def _schedule(parallelism: Parallelism) -> str:
+    size = "mixed" if parallelism.micro_batch_size is None else parallelism.micro_batch_size
+    text = f"micro-batch {size} × {parallelism.num_micro_batches} a step, schedule {parallelism.schedule.value}"
+    return text + (f" with {parallelism.virtual_stages} chunks a stage" if parallelism.virtual_stages > 1 else "")
+
+
+def stages_table(plan: Plan) -> Table:
+    """Return the stages; runs of stages alike in everything but memory and time are one row."""
+    table = new_table("stage", "layers", "GPUs", "mesh", "parallel", "micro-batch", "once a step", "memory GiB",
+                   left=("layers", "mesh", "parallel"), title="Stages")
+    for run in runs(plan.stages):
+        table.add_row(_index(run), _layers(run), _range((len(stage.devices) for stage in run), "{:,}".format),
+                      _mesh(run[0]), parallelism_text(run[0].parallelism),
+                      _range((stage.time.micro_batch_s for stage in run), seconds),
+                      _range((stage.time.step_s for stage in run), seconds),
+                      _range((stage.memory.total_bytes for stage in run), gib))
+    return table
+
+
+def memory_table(plan: Plan) -> Table:
+    """Return what fills one device of each stage, in GiB."""
+    table = new_table("stage", "in flight", *PARTS.values(), "total", "free", title="Memory of one GPU, GiB")
+    for run in runs(plan.stages):
+        cells = [_range((getattr(stage.memory.breakdown, part) for stage in run), gib) for part in PARTS]
+        table.add_row(_index(run), _range((stage.memory.in_flight for stage in run), "{:.3g}".format),
+                      *cells, _range((stage.memory.total_bytes for stage in run), gib),
+                      _range((stage.memory.capacity_bytes - stage.memory.total_bytes for stage in run), gib))
+    return table
+
+
+def alternatives_table(plan: Plan) -> Table:
+    """Return the runner-ups and how much slower each is."""
+    table = new_table("parallel", "micro-batch", "iteration", "slower", "MFU", "memory GiB", left=("parallel",),
+                   title="Runner-ups")
+    for other in plan.alternatives:
+        way, predicted = other.parallelism, other.predicted
+        size = "mixed" if way.micro_batch_size is None else way.micro_batch_size
+        slower = predicted.iteration_time_s / plan.predicted.iteration_time_s - 1
+        table.add_row(parallelism_text(way), f"{size} × {way.num_micro_batches}", seconds(predicted.iteration_time_s),
+                      percent(slower), percent(predicted.mfu), gib(predicted.peak_memory_bytes))
+    return table
+
+
+def search_line(plan: Plan) -> str:
+    """Return what was searched, in a line."""
+    search = plan.search
+    if search.lower_bound_s is None or search.gap is None:
+        return f"Estimated, not searched, in {seconds(plan.timing.wall_s)}.\n"
+    stopped = "; the time limit stopped the search" if search.status == "time_limit" else ""
+    return (f"Searched {search.candidates:,} candidates ({search.pruned:,} pruned) with {search.solves:,} solves "
+            f"({search.solver}) in {seconds(plan.timing.wall_s)}; lower bound {seconds(search.lower_bound_s)}, "
+            f"gap {percent(search.gap)}{stopped}.\n")
+
+
+def show_notes(plan: Plan, out: Console) -> None:
+    """Print the plan's notes."""
+    for note in plan.notes:
+        out.print(f"note: {note}")
+
+
+def memory_verdict(plan: Plan) -> str:
+    """Return which stage is over its memory, by how much and on what, or an empty string."""
+    over = over_capacity(plan)
+    if not over:
+        return ""
+    worst = max(over, key=lambda stage: stage.memory.total_bytes - stage.memory.capacity_bytes)
+    memory = worst.memory
+    parts = sorted(memory.breakdown, key=lambda item: -item[1])[:2]
+    biggest = ", ".join(f"{name} {gib(nbytes)} GiB" for name, nbytes in parts)
+    others = f"; {len(over)} of {len(plan.stages)} stages are over" if len(over) > 1 else ""
+    missing = memory.total_bytes - memory.capacity_bytes
+    return (f"doesn't fit: stage {worst.index} needs {gib(memory.total_bytes)} of {gib(memory.capacity_bytes)} GiB: "
+            f"{gib(missing, 1 if missing >= GIB / 10 else 3)} GiB over, mostly {biggest}{others}")
+
+
+def runs(stages: Sequence[Stage]) -> list[list[Stage]]:
+    """Return runs of stages alike in mesh, parallelism and number of layers."""
+    def alike(stage: Stage) -> tuple[object, ...]:
+        return (stage.mesh, stage.parallelism, [last - first for first, last in stage.chunks])
+    return [list(run) for _, run in groupby(stages, key=alike)]
+
+
+def new_table(*columns: str, left: Sequence[str] = (), title: str) -> Table:
+    """Return an empty table; its columns are right-aligned unless named in `left`."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), title=title, title_justify="left",
+                  title_style="bold")
+    for name in columns:
+        table.add_column(name, justify="left" if name in left else "right")
+    return table
+
+
+def _range(values: Iterable[float], text: Callable[[float], str]) -> str:
+    """Return one text for equal values, and the least and greatest otherwise."""
+    found = sorted(values)
+    least, most = text(found[0]), text(found[-1])
+    return least if least == most else f"{least} – {most}"
+
+
+def _index(run: Sequence[Stage]) -> str:
+    return str(run[0].index) if len(run) == 1 else f"{run[0].index}–{run[-1].index}"
+
+
+def _layers(run: Sequence[Stage]) -> str:
+    if len(run[0].chunks) > 1:
+        each = sum(last - first + 1 for first, last in run[0].chunks)
+        return f"{each} in {len(run[0].chunks)} chunks"
+    (first, last), end = run[0].layers, run[-1].layers[1]
+    return f"{first}–{last}" if len(run) == 1 else f"{first}–{end}, {last - first + 1} each"
+
+
+def _mesh(stage: Stage) -> str:
+    axes = [f"{name} {size}" for name, size in zip(stage.mesh.axes, stage.mesh.shape, strict=False) if size > 1]
+    return " × ".join(axes) or "1"
