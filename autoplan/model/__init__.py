@@ -13,4 +13,5 @@ def model_schema() -> dict[str, object]:
     """Return the JSON Schema of a model file (`models/*.yaml`)."""
     from autoplan.model.spec import DecoderSpec
 
-    return DecoderSpec.model_json_schema()
+    schema = DecoderSpec.model_json_schema()
+    return {**schema, "required": [key for key in schema["required"] if key != "name"]}  # the file's name will do

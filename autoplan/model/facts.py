@@ -53,7 +53,8 @@ def describe(graph: ModelGraph) -> dict[str, object]:
         "name": graph.name,
         "facts": dict(graph.facts),
         "parameters": parameters(graph),
-        "forward_flops_per_token": {"seq_len": seq_len, "flops": forward_flops_per_token(graph, seq_len)},
+        "seq_len": seq_len,
+        "forward_flops_per_token": forward_flops_per_token(graph, seq_len),
         "kv_bytes_per_token": 2 * kv_elements_per_token(graph),
         "num_layers": graph.num_layers,
         "classes": [

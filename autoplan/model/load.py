@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from autoplan import specs
 from autoplan.errors import InputError, nearest
 from autoplan.model.architectures.decoder import decoder
 from autoplan.model.graph import ModelGraph
@@ -16,19 +17,17 @@ def load(ref: str | Path) -> ModelGraph:
         of a folder that holds one. A shipped name goes before a file of the same name (write `./name` for the file).
     Raises InputError if there's no such model, or its file is malformed or describes what isn't supported.
     """
-    from autoplan import specs
-
     if str(ref) in specs.names("models"):
         return _read_model_file(specs.shipped("models") / f"{ref}.yaml")
     path = Path(ref)
-    if path.is_dir():
+    if str(ref) and path.is_dir():
         return _read_huggingface(path / "config.json", path.resolve().name, missing="the folder has no config.json")
     if path.suffix in (".yaml", ".yml"):
         return _read_model_file(path)
     if path.suffix == ".json":
         name = path.resolve().parent.name if path.name == "config.json" else path.stem
         return _read_huggingface(path, name, missing="no such file")
-    if path.exists():
+    if path.is_file():
         raise InputError("not a model file", where=str(path), found=path.suffix,
                          allowed="a model's .yaml, a Hugging Face config.json, or a folder that holds one")
     hint = nearest(str(ref), specs.names("models"))
@@ -37,7 +36,6 @@ def load(ref: str | Path) -> ModelGraph:
 
 
 def _read_model_file(path: Path) -> ModelGraph:
-    from autoplan import specs
     from autoplan.model.spec import parse
 
     if not path.is_file():

@@ -6,16 +6,17 @@ operator graph. Importers build the same specs from other formats.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr, ValidationInfo, field_validator
 
-from autoplan.errors import InputError, nearest
+from autoplan.errors import InputError
+from autoplan.specs import validated
 
 MAX_LAYERS = 10_000
+MAX_SIZE = 2**31  # so that a matrix's elements fit in 64 bits
 
-Size = Annotated[int, Field(strict=True, gt=0)]
+Size = Annotated[int, Field(strict=True, gt=0, le=MAX_SIZE)]
 Bias = Literal["qkv", "o", "mlp"]
 
 
@@ -25,7 +26,7 @@ class DecoderSpec(BaseModel):
     Every layer is `x += attention(norm(x)); x += mlp(norm(x))`, all layers alike. Sizes are counts of elements.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     name: StrictStr = Field(min_length=1, description="What plans call the model; the file's name by default.")
     architecture: Literal["decoder"] = "decoder"
@@ -45,7 +46,7 @@ class DecoderSpec(BaseModel):
     norm: Literal["rms", "layer"] = Field("rms", description="RMSNorm (weight) or LayerNorm (weight and bias).")
     positions: Literal["rotary", "learned", "alibi", "none"] = "rotary"
     max_positions: Size | None = Field(None, description="Longest sequence; rows of the table of learned positions.")
-    biases: frozenset[Bias] = Field(frozenset(), description="The projections that have a bias.")
+    biases: tuple[Bias, ...] = Field((), description="The projections that have a bias.")
     qk_norm: StrictBool = Field(False, description="RMSNorm over each query and key head.")
     embedding_norm: StrictBool = Field(False, description="A norm after the embedding (BLOOM).")
     window: Size | None = Field(None, description="Sliding attention window of every layer, in tokens.")
@@ -53,17 +54,36 @@ class DecoderSpec(BaseModel):
     seq_len: Size | None = Field(None, description="Sequence length planned for by default, in tokens.")
     global_batch_size: Size | None = Field(None, description="Sequences of one step planned for by default.")
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.head_dim is None and self.hidden % self.heads:
-            raise _inconsistent("heads", f"hidden {self.hidden} isn't a multiple of it; give head_dim", self.heads)
-        if self.heads % self.num_kv_heads:
-            raise _inconsistent("kv_heads", f"it doesn't divide heads {self.heads}", self.kv_heads)
-        if self.positions == "learned" and self.max_positions is None:
-            raise _inconsistent("max_positions", "learned positions need it", None)
-        if self.positions == "learned" and self.seq_len is not None and self.seq_len > (self.max_positions or 0):
-            raise _inconsistent("seq_len", f"longer than max_positions {self.max_positions}", self.seq_len)
-        return self
+    @field_validator("kv_heads")
+    @classmethod
+    def _kv_heads_divide(cls, value: int | None, info: ValidationInfo) -> int | None:
+        heads = info.data.get("heads")
+        if value is not None and heads is not None and heads % value:
+            raise ValueError(f"doesn't divide heads {heads}")
+        return value
+
+    @field_validator("head_dim")
+    @classmethod
+    def _head_dim_known(cls, value: int | None, info: ValidationInfo) -> int | None:
+        hidden, heads = info.data.get("hidden"), info.data.get("heads")
+        if value is None and hidden and heads and hidden % heads:
+            raise ValueError(f"needed, because hidden {hidden} isn't a multiple of heads {heads}")
+        return value
+
+    @field_validator("max_positions")
+    @classmethod
+    def _positions_counted(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is None and info.data.get("positions") == "learned":
+            raise ValueError("needed, because positions are learned")
+        return value
+
+    @field_validator("seq_len")
+    @classmethod
+    def _positions_suffice(cls, value: int | None, info: ValidationInfo) -> int | None:
+        longest = info.data.get("max_positions")
+        if value is not None and longest is not None and info.data.get("positions") == "learned" and value > longest:
+            raise ValueError(f"longer than max_positions {longest}")
+        return value
 
     @property
     def num_kv_heads(self) -> int:
@@ -88,30 +108,5 @@ def parse(data: object, where: str, name: str) -> DecoderSpec:
     Raises InputError for the first thing that's wrong.
     """
     if not isinstance(data, dict):
-        raise InputError("a model file holds a mapping of keys to values", where=where, found=data)
-    try:
-        return DecoderSpec.model_validate({"name": name, **data})
-    except ValidationError as error:
-        raise _input_error(error, where) from None
-
-
-def _inconsistent(key: str, what: str, found: object) -> PydanticCustomError:
-    return PydanticCustomError("inconsistent", "{what}", {"what": what, "key": key, "found": found})
-
-
-def _input_error(error: ValidationError, where: str) -> InputError:
-    first = error.errors(include_url=False)[0]
-    kind, context = first["type"], first.get("ctx", {})
-    key = ".".join(str(part) for part in first["loc"])
-    if kind == "inconsistent":
-        return InputError(context["what"], where=where, key=context["key"], found=context["found"])
-    if kind == "extra_forbidden":
-        allowed = ", ".join(DecoderSpec.model_fields)
-        hint = nearest(key, DecoderSpec.model_fields)
-        return InputError(f"unknown key{'; ' + hint if hint else ''}", where=where, key=key, allowed=allowed)
-    if kind == "missing":
-        return InputError("missing", where=where, key=key)
-    found = first["input"]
-    what = "is null" if found is None else "not a value that is allowed"
-    allowed = first["msg"].removeprefix("Input should be ").removeprefix("a valid ")
-    return InputError(what, where=where, key=key, found=found, allowed=allowed)
+        raise InputError("a model file holds a mapping of keys to values", where=where, found=type(data).__name__)
+    return validated(DecoderSpec, {"name": name, **data}, where)
