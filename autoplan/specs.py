@@ -156,9 +156,11 @@ def _input_error(error: ErrorDetails, model: type[BaseModel], data: object, wher
         field = _owner(error, model).model_fields.get(str(error["loc"][-1]))
         return InputError("this key is missing", where=where, key=key, allowed=field.description if field else None)
     context = error.get("ctx", {})
-    bounds = [f"{words} {context[name]}" for name, words in _BOUNDS.items() if name in context]
+    bounds = [f"{words} {context[name]:.12g}" for name, words in _BOUNDS.items() if name in context]
     if kind in _EXPECTED:
         allowed = _EXPECTED[kind]
+    elif kind == "too_short":
+        allowed = f"at least {context['min_length']} item"
     elif bounds:
         allowed = f"a number {' and '.join(bounds)}"
     elif "expected" in context:

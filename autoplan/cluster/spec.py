@@ -11,7 +11,7 @@ from autoplan.cluster.types import Cluster, Device, Dtype, Link, Node, NodeGroup
 GIB = 2**30
 MAX_NODES = 1_000_000
 
-Positive = Annotated[float, Field(gt=0)]
+Positive = Annotated[float, Field(gt=0, le=1e12)]
 Text = Annotated[str, Field(min_length=1)]
 
 
@@ -93,10 +93,10 @@ class ClusterSpec(_Spec):
         peer = self.intra.peer_bandwidth_gb_s
         node = Node(
             name=name, device=device, gpus=self.gpus_per_node,
-            intra=Link(self.intra.kind, self.intra.bandwidth_gb_s * 1e9, self.intra.latency_us / 1e6,
+            intra=Link(self.intra.kind, self.intra.bandwidth_gb_s * 1e9, _seconds(self.intra.latency_us),
                        None if peer is None else peer * 1e9),
             nics=self.network.nics,
-            network=Link(self.network.kind, self.network.bandwidth_gbit_s * 1e9 / 8, self.network.latency_us / 1e6),
+            network=Link(self.network.kind, self.network.bandwidth_gbit_s * 1e9 / 8, _seconds(self.network.latency_us)),
             source=_sourced(self.source, self.from_memory))
         return Cluster(name=name, groups=(NodeGroup(node, num_nodes),), gpus_per_node=gpus_per_node,
                        oversubscription=float(self.oversubscription))
@@ -105,6 +105,11 @@ class ClusterSpec(_Spec):
 def cluster_schema() -> dict[str, Any]:
     """JSON Schema of a cluster file."""
     return ClusterSpec.model_json_schema()
+
+
+def _seconds(microseconds: float) -> float:
+    """µs in seconds, to the femtosecond: 1.9 µs is 1.9e-06 s, not 1.8999999999999998e-06."""
+    return round(microseconds / 1e6, 15)
 
 
 def _sourced(source: str, from_memory: list[str]) -> str:
