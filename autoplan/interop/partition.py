@@ -19,6 +19,7 @@ dropped; otherwise it is split where bound and candidate disagree. A rectangle o
 from __future__ import annotations
 
 import heapq
+import itertools
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -71,7 +72,7 @@ class _Search:
 
     def __init__(self, all_entries: Entries, weight: int, upper_bound: float, gap: float) -> None:
         self.entries, self.weight, self.upper_bound, self.gap = all_entries, weight, upper_bound, gap
-        self.final = np.array(all_entries.devices.final)
+        self.final = np.array(all_entries.devices.final)  # stage counts that may be; the index of every [P] array
         self.best: Partition | None = None
         self.number = 0
 
@@ -96,9 +97,12 @@ class _Search:
     def _root(self) -> list[_Rectangle]:
         """Find the least slowest time and step of each stage count, a first partition, and the limits that matter."""
         every, most = self.entries, int(self.final[-1])
-        ways = every.devices
-        self.least_time = recurrence.totals(recurrence.table(every, np.maximum, every.time, most), ways)
-        self.least_step = recurrence.totals(recurrence.table(every, np.maximum, every.step, most), ways)
+        least = recurrence.totals(recurrence.table(every, np.maximum, every.time, most), self.final)
+        self.final, self.least_time = self.final[np.isfinite(least)], least[np.isfinite(least)]
+        if not len(self.final):
+            return []
+        most = int(self.final[-1])
+        self.least_step = recurrence.totals(recurrence.table(every, np.maximum, every.step, most), self.final)
         sums = self._solve(float("inf"), float("inf"), np.zeros(len(self.final)), 0.0, 0.0)[0]
         bounds = self._bounds(sums, 0.0, 0.0)
         if not bounds.min() < self.cutoff:
@@ -117,8 +121,8 @@ class _Search:
         return np.unique(values[(values >= low) & (values <= high)])
 
     def _bounds(self, sums: Floats, time: float, step: float) -> Floats:
-        slowest = self.weight * np.maximum(time, self.least_time) if self.weight else 0.0
-        return np.asarray(sums + slowest + np.maximum(step, self.least_step))
+        bounds: Floats = sums + self.weight * np.maximum(time, self.least_time) + np.maximum(step, self.least_step)
+        return bounds
 
     def _solve(self, time_limit: float, step_limit: float, known: Floats, time: float,
                step: float) -> tuple[Floats, Partition | None]:
@@ -131,7 +135,7 @@ class _Search:
             return np.full(len(self.final), np.inf), None
         chosen = self.entries.within(time_limit, step_limit)
         tables = recurrence.table(chosen, np.add, chosen.time, int(self.final[alive].max()))
-        sums = np.where(alive, recurrence.totals(tables, chosen.devices), np.inf)
+        sums = np.where(alive, recurrence.totals(tables, self.final), np.inf)
         bounds = self._bounds(sums, time, step)
         if not bounds.min() < self.cutoff:
             return sums, None
@@ -187,7 +191,7 @@ def _split(limits: Floats, low: int, high: int, start: float, found: float) -> l
     middle = int(np.searchsorted(limits, (start + found) / 2, "right"))
     at = int(np.searchsorted(limits, found))
     cuts = [low, *sorted({cut for cut in (middle, at) if low < cut <= high}), high + 1]
-    return [(first, after - 1) for first, after in zip(cuts, cuts[1:], strict=False)]
+    return [(first, after - 1) for first, after in itertools.pairwise(cuts)]
 
 
 def _order(found: Partition) -> tuple[float, int, tuple[tuple[int, int], ...]]:

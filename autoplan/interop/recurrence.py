@@ -12,6 +12,7 @@ Time: one pass over (finite entries of stage s) × (device counts of stage s), f
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -82,7 +83,7 @@ def devices(sizes: tuple[int, ...], num_quanta: int, stage_counts: range) -> Dev
         useful[s] |= (1 << num_quanta) if s in final else 0
     counts = tuple(_members(useful[s], num_quanta) for s in range(final[-1] + 1))
     previous = [np.zeros((len(sizes), 1), dtype=np.intp)]
-    for before, after in zip(counts, counts[1:], strict=False):
+    for before, after in itertools.pairwise(counts):
         column = np.full(num_quanta + 1, len(before), dtype=np.intp)
         column[before] = np.arange(len(before))
         left = after[None, :] - np.array(sizes)[:, None]
@@ -153,9 +154,9 @@ def table(chosen: Entries, combine: np.ufunc, values: Floats, most: int) -> list
     return result
 
 
-def totals(tables: list[Floats], ways: Devices) -> Floats:
-    """Return F[p, 0, D] for each stage count p of `ways.final`; inf where the tables stop before p."""
-    return np.array([tables[p][0, -2] if p < len(tables) else np.inf for p in ways.final])
+def totals(tables: list[Floats], stage_counts: Ints) -> Floats:
+    """Return F[p, 0, D] for each stage count p; inf where the tables stop before p."""
+    return np.array([tables[p][0, -2] if p < len(tables) else np.inf for p in stage_counts])
 
 
 def trace(chosen: Entries, tables: list[Floats], num_stages: int) -> tuple[tuple[StageChoice, ...], Ints]:

@@ -37,7 +37,7 @@ def interleaved(stage: int, p: int, m: int, v: int) -> list[Work]:
 
 def replay(orders: list[list[Work]], v: int, forward: list[Fraction],
            backward: list[Fraction]) -> tuple[Fraction, list[int]]:
-    """Run the orders: each piece starts when its stage is free and its input is there. Return (end, peak chunks held)."""
+    """Run the orders: each piece starts when its stage is free and its input is there. Return (end, peak chunks)."""
     p = len(orders)
     done: dict[tuple[str, int, int, int], Fraction] = {}
     free, at = [Fraction(0)] * p, [0] * p
