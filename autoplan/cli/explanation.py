@@ -39,9 +39,9 @@ def show_explanation(plan: Plan, out: Console) -> None:
     """Print what was chosen and why, what the runner-ups cost, and where time and memory go."""
     show_heading(plan, out)
     out.print("Why", style="bold")
-    for sentence in reasons(plan):
-        out.print(f"- {sentence}")
-    out.print(f"- {search_line(plan)}")
+    for sentence in (*reasons(plan), search_line(plan)):
+        out.print(f"- {sentence}", soft_wrap=True)
+    out.print()
     if plan.alternatives:
         out.print(alternatives_table(plan))
     out.print(time_table(plan))

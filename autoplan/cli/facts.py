@@ -22,21 +22,21 @@ def show_facts(facts: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(facts, indent=2, ensure_ascii=False))
         return
-    rows = list(_rows(facts, 0))
+    rows = list(_rows(facts, 0, ()))
     width = max((len(name) for name, _ in rows), default=0)
     for name, text in rows:
         click.echo(f"{name:<{width}}  {text}".rstrip())
 
 
-def _rows(facts: Mapping[str, Any], depth: int) -> Iterator[tuple[str, str]]:
+def _rows(facts: Mapping[str, Any], depth: int, path: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     for key, value in facts.items():
         name = "  " * depth + key.replace("_", " ")
         if isinstance(value, Mapping):
             yield name, ""
-            yield from _rows(value, depth + 1)
+            yield from _rows(value, depth + 1, (*path, key))
         elif isinstance(value, (list, tuple)) and any(isinstance(item, Mapping) for item in value):
             yield name, ""
             for number, item in enumerate(value):
-                yield from _rows({str(number): item}, depth + 1)
+                yield from _rows({str(number): item}, depth + 1, (*path, key))
         else:
-            yield name, fact(key, value)
+            yield name, fact(" ".join((*path, key)), value)

@@ -17,7 +17,7 @@ from autoplan.plan.schema import Parallelism, Plan, Stage, StageParallelism
 if TYPE_CHECKING:
     from rich.console import Console
 
-PARTS = {"weights": "weights", "gradients": "gradients", "optimizer": "optimizer", "activations": "activations",
+PARTS = {"weights": "weights", "gradients": "grads", "optimizer": "optim.", "activations": "activ.",
          "transient": "transient", "communication": "comm.", "reserve": "reserve"}
 
 
@@ -25,7 +25,7 @@ def show_plan(plan: Plan, out: Console) -> None:
     """Print the summary of a plan: what it is, what it costs, its stages, the search, the runner-ups."""
     show_heading(plan, out)
     out.print(stages_table(plan))
-    out.print(search_line(plan))
+    out.print(search_line(plan) + "\n", soft_wrap=True)
     if plan.alternatives:
         out.print(alternatives_table(plan))
     show_notes(plan, out)
@@ -55,7 +55,7 @@ def show_heading(plan: Plan, out: Console) -> None:
 
 
 def parallelism_text(parallelism: Parallelism | StageParallelism) -> str:
-    """Return the degrees above one and what else is switched on, e.g. `dp 4 × tp 8 × pp 2, sequence parallel`."""
+    """Return the degrees above one and what else is switched on, e.g. `dp 4 × tp 8, sequence parallel, ZeRO 1`."""
     degrees = [(name, getattr(parallelism, name, 1)) for name in ("dp", "tp", "cp", "pp", "ep")]
     shown = " × ".join(f"{name} {'mixed' if value is None else value}" for name, value in degrees if value != 1)
     parts = [shown or "one device"]
@@ -64,7 +64,8 @@ def parallelism_text(parallelism: Parallelism | StageParallelism) -> str:
     if parallelism.zero is None or parallelism.zero > 0:
         parts.append(f"ZeRO {'mixed' if parallelism.zero is None else parallelism.zero}")
     recompute = "mixed" if parallelism.recompute is None else parallelism.recompute.value
-    parts.append("no recompute" if recompute == "none" else f"{recompute} recompute")
+    if recompute != "none":
+        parts.append(f"{recompute} recompute")
     return ", ".join(parts)
 
 
@@ -89,7 +90,8 @@ def stages_table(plan: Plan) -> Table:
 
 def memory_table(plan: Plan) -> Table:
     """Return what fills one device of each stage, in GiB."""
-    table = new_table("stage", "in flight", *PARTS.values(), "total", "free", title="Memory of one GPU, GiB")
+    table = new_table("stage", "kept", *PARTS.values(), "total", "free",
+                      title="Memory of one GPU, GiB (kept: micro-batches in flight)")
     for run in runs(plan.stages):
         cells = [_range((getattr(stage.memory.breakdown, part) for stage in run), gib) for part in PARTS]
         table.add_row(_index(run), _range((stage.memory.in_flight for stage in run), "{:.3g}".format),
@@ -115,17 +117,17 @@ def search_line(plan: Plan) -> str:
     """Return what was searched, in a line."""
     search = plan.search
     if search.lower_bound_s is None or search.gap is None:
-        return f"Estimated, not searched, in {seconds(plan.timing.wall_s)}.\n"
+        return f"Estimated, not searched, in {seconds(plan.timing.wall_s)}."
     stopped = "; the time limit stopped the search" if search.status == "time_limit" else ""
     return (f"Searched {search.candidates:,} candidates ({search.pruned:,} pruned) with {search.solves:,} solves "
             f"({search.solver}) in {seconds(plan.timing.wall_s)}; lower bound {seconds(search.lower_bound_s)}, "
-            f"gap {percent(search.gap)}{stopped}.\n")
+            f"gap {percent(search.gap)}{stopped}.")
 
 
 def show_notes(plan: Plan, out: Console) -> None:
     """Print the plan's notes."""
     for note in plan.notes:
-        out.print(f"note: {note}")
+        out.print(f"note: {note}", soft_wrap=True)
 
 
 def memory_verdict(plan: Plan) -> str:
@@ -152,10 +154,10 @@ def runs(stages: Sequence[Stage]) -> list[list[Stage]]:
 
 def new_table(*columns: str, left: Sequence[str] = (), title: str) -> Table:
     """Return an empty table; its columns are right-aligned unless named in `left`."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), title=title, title_justify="left",
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title=title, title_justify="left",
                   title_style="bold")
     for name in columns:
-        table.add_column(name, justify="left" if name in left else "right")
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=name not in left)
     return table
 
 
@@ -163,7 +165,7 @@ def _range(values: Iterable[float], text: Callable[[float], str]) -> str:
     """Return one text for equal values, and the least and greatest otherwise."""
     found = sorted(values)
     least, most = text(found[0]), text(found[-1])
-    return least if least == most else f"{least} – {most}"
+    return least if least == most else f"{least}–{most}"
 
 
 def _index(run: Sequence[Stage]) -> str:

@@ -34,7 +34,7 @@ def count(value: float) -> str:
 
 
 def fact(key: str, value: Any) -> str:
-    """Return the value of a fact; its key's last words tell the unit."""
+    """Return the value of a fact; its key, with those of what it is part of before it, tells the unit."""
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "–"}[value]
     if isinstance(value, (list, tuple)):
@@ -49,7 +49,8 @@ def fact(key: str, value: Any) -> str:
     if "latency" in key or key.endswith("_s"):
         return seconds(value)
     if "flops" in key and value >= 1e9:
-        return f"{value / 1e12:,.4g} TFLOP" if value >= 1e12 else f"{value / 1e9:,.4g} GFLOP"
+        unit = "FLOP/s" if "peak" in key else "FLOP"
+        return f"{value / 1e12:,.4g} T{unit}" if value >= 1e12 else f"{value / 1e9:,.4g} G{unit}"
     return f"{exact} ({count(value)})" if value >= 1e6 else exact
 
 
