@@ -30,13 +30,25 @@ class Table:
 
     log_bytes: Array
     log_seconds: Array
+    last: float  # the largest size, bytes
+    slope: float  # seconds per byte beyond it
 
     def __call__(self, nbytes: Array) -> Array:
-        """Log-log interpolation; below the table its first time, above it the bandwidth of its last size."""
-        logs = np.log(np.maximum(nbytes, 1.0))
-        beyond = np.maximum(logs - self.log_bytes[-1], 0.0)
-        inside: Array = np.interp(logs, self.log_bytes, self.log_seconds)
-        return np.exp(inside + beyond)
+        """Log-log interpolation; below the table its first time, above it the bandwidth between its last two sizes."""
+        inside: Array = np.exp(np.interp(np.log(np.maximum(nbytes, 1.0)), self.log_bytes, self.log_seconds))
+        return inside + np.maximum(nbytes - self.last, 0.0) * self.slope
+
+
+def table(nbytes: ArrayLike, seconds: ArrayLike) -> Table:
+    """Make a table of measured sizes (ascending) and times; a time below an earlier one is raised to it.
+
+    The bandwidth beyond the last size is that of the last step, at most 10 % above that of the last size.
+    """
+    sizes = np.asarray(nbytes, dtype=np.float64)
+    times = np.maximum.accumulate(np.asarray(seconds, dtype=np.float64))
+    mean = times[-1] / sizes[-1]
+    slope = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
+    return Table(np.log(sizes), np.log(times), float(sizes[-1]), float(min(max(slope, mean / 1.1), mean)))
 
 
 @dataclass(frozen=True)
@@ -119,10 +131,10 @@ def _local(node: Node, op: Operation, n: int) -> Curve:
         return Curve(local=_ring(node, op, n))
     data, reference = measured
     at = min((k for k in data if k >= n), default=max(data))
-    bonus = nvls_gain(node, op, n) / nvls_gain(node, op, at)
-    scale = traffic(op, n) / traffic(op, at) * reference / node.intra.bandwidth / bonus
-    return Curve(local=data[at], local_scale=scale,
-                 latency=max(0, steps(op, n) - steps(op, at)) * node.intra.latency)
+    gain = nvls_gain(node, op, n) / nvls_gain(node, op, at)
+    scale = traffic(op, n) / traffic(op, at) * reference / node.intra.bandwidth / gain
+    hops = max(0, steps(op, n) - steps(op, at))
+    return Curve(local=data[at], local_scale=scale, latency=hops * _hop(node))
 
 
 def _ring(node: Node, op: Operation, n: int) -> Ramp:
@@ -132,8 +144,15 @@ def _ring(node: Node, op: Operation, n: int) -> Ramp:
     if node.intra.peer_bandwidth is not None:
         bandwidth = min(bandwidth, (1 if op == "p2p" else n - 1) * node.intra.peer_bandwidth)
     efficiency = fit["p2p_efficiency"] if op == "p2p" else fit["efficiency"]
-    return Ramp(latency=fit["latency"] + steps(op, n) * node.intra.latency,
+    if node.intra.kind == "nvlink-pairs" and n > 2:
+        efficiency = fit["beyond_pair"]
+    return Ramp(latency=fit["latency"] + steps(op, n) * _hop(node),
                 bandwidth=efficiency * nvls_gain(node, op, n) * bandwidth / traffic(op, n), ramp=fit["ramp"])
+
+
+def _hop(node: Node) -> float:
+    """Seconds that one more rank adds to a ring's latency: the fitted part of the link's latency."""
+    return float(load("collectives")["generic"][node.intra.kind]["hop"]) * node.intra.latency
 
 
 def nvls_gain(node: Node, op: Operation, n: int) -> float:
@@ -158,14 +177,14 @@ def _tables(node: Node, op: Operation) -> tuple[dict[int, Table], float] | None:
     key = find(node.device.name, patterns)
     if key is None:
         return None
-    tables = _parsed(key).get(op)
+    tables = parsed_tables(key).get(op)
     return (tables, float(systems[key]["bandwidth"])) if tables else None
 
 
 @cache
-def _parsed(system: str) -> dict[str, dict[int, Table]]:
+def parsed_tables(system: str) -> dict[str, dict[int, Table]]:
     raw: dict[str, dict[str, list[list[float]]]] = load("collectives")["systems"][system]["tables"]
-    return {op: {int(n): Table(np.log(rows[0]), np.log(np.array(rows[1]) * 1e-6)) for n, rows in sizes.items()}
+    return {op: {int(n): table(rows[0], np.array(rows[1]) * 1e-6) for n, rows in sizes.items()}
             for op, sizes in raw.items()}
 
 
@@ -178,12 +197,12 @@ def _fit(node: Node) -> dict[str, Any]:
 
 
 def _lanes(cluster: Cluster, group: Axis) -> float:
-    """Bytes/s that one group may send from one of its nodes: its share of the NICs, and no more than its own ranks' NICs.
+    """Bytes/s that one group may send from one of its nodes: its share of the NICs, and no more than its own ranks'.
 
     A GPU uses the NICs next to it, node_bandwidth/gpus or at least one NIC; NCCL drives at most `max_lanes` of these at
     once for one group.
     """
-    ranks = min(group.intra, load("collectives")["max_lanes"])
+    ranks = min(group.intra, int(load("collectives")["max_lanes"]))
     return min(cluster.node_bandwidth / group.sharing, ranks * _own_nics(cluster))
 
 
@@ -206,25 +225,20 @@ def _network_ring(cluster: Cluster, op: Operation, group: Axis) -> Curve:
     EFA. The links inside the node carry the same traffic at the speed of the node's own collective.
     """
     node, fit = cluster.node, _fit(cluster.node)
-    lanes, n = _lanes(cluster, group), group.size
-    volume = traffic(op, n)
-    efficiency = fit["efficiency"]
-    hops = steps(op, n) - steps(op, group.nodes)
-    latency = fit["latency"] + steps(op, group.nodes) * node.network.latency
+    lanes, n, k = _lanes(cluster, group), group.size, group.nodes
+    volume, efficiency = traffic(op, n), fit["efficiency"]
+    inside = _local(node, op, group.intra) if group.intra > 1 else FREE
+    hops = steps(op, n) - steps(op, k) - steps(op, group.intra)
+    latency = fit["latency"] + steps(op, k) * node.network.latency + hops * _hop(node)
     if op == "all_reduce":
-        tree = fit["latency"] + 2 * math.ceil(math.log2(group.nodes)) * node.network.latency
-        fast_node = nvls_gain(node, op, group.intra) > 1 or node.network.kind == "efa"
-        if group.nodes == 2 and group.intra > 1 and fast_node:
-            volume, efficiency, latency = 1.0, fit["tree_efficiency"], tree
-        latency = min(latency, tree)
-        hops = min(hops, 2 * (group.intra - 1))
+        latency = min(latency, fit["latency"] + 2 * math.ceil(math.log2(k)) * node.network.latency)
+        if k == 2 and (nvls_gain(node, op, group.intra) > 1 or (node.network.kind == "efa" and group.intra > 1)):
+            volume, efficiency = 1.0, fit["tree_efficiency"]
     network = Ramp(latency, efficiency * lanes / volume, fit["ramp"])
     if group.intra == 1:
         return Curve(network=network)
-    inside = _local(node, op, group.intra)
-    scale = traffic(op, n) / traffic(op, group.intra)
-    return Curve(local=inside.local, local_scale=inside.local_scale * scale, network=network,
-                 latency=inside.latency + hops * node.intra.latency)
+    scale = inside.local_scale * traffic(op, n) / traffic(op, group.intra)
+    return Curve(local=inside.local, local_scale=scale, network=network, latency=inside.latency)
 
 
 def _network_all_to_all(cluster: Cluster, group: Axis) -> Curve:

@@ -36,11 +36,12 @@ def matmul_time(fit: Gemm, units: float, peak: float, bandwidth: float, m: Array
     """Seconds of `batch` products C[m,n] = A[m,k]·B[k,n].
 
     The output is cut into tiles; `units` multiprocessors work on a wave of tiles at once, each at peak/units times the
-    tile's efficiency, and a tile of depth k costs as much as k + depth. The library takes the tile size that is fastest:
+    tile's efficiency, and a tile of depth k costs as much as k + depth. The library takes the fastest tile size:
         waves(t)   = max(1, (1 − q)·w + q·⌈w⌉),  w = batch·⌈m/rows⌉·⌈n/columns⌉ / units
         compute    = min over t of  waves(t) · 2·rows·columns·(k + depth) / (efficiency(t)·peak/units)
         memory     = bytes of A, B and C / (fraction · bandwidth)
-        time       = launch + (compute^p + memory^p)^(1/p)
+        cast       = bytes that a conversion of A to the operand dtype moves
+        time       = launch + (compute^p + memory^p)^(1/p) + cast/(fraction · bandwidth)
     peak in FLOP/s, bandwidth in bytes/s, itemsize in bytes (operands and result).
     """
     m, n, k, batch = (np.asarray(x, dtype=np.float64) for x in (m, n, k, batch))
@@ -53,13 +54,15 @@ def matmul_time(fit: Gemm, units: float, peak: float, bandwidth: float, m: Array
     per_depth = (waves * (2 * rows * cols / tile_rate)).min(axis=-1)
     compute = per_depth * (k + fit.depth)
     memory = batch * itemsize * (m * k + k * n + m * n) / (fit.memory * bandwidth)
-    return fit.launch + _norm(compute, memory, fit.sharpness)
+    time = fit.launch + _norm(compute, memory, fit.sharpness)
+    return time + batch * m * k * fit.cast / (fit.memory * bandwidth) if fit.cast else time
 
 
 def _norm(a: Array, b: Array, p: float) -> Array:
     """Return (a^p + b^p)^(1/p), free of overflow."""
     top = np.maximum(a, b)
-    return top * (1 + (np.minimum(a, b) / np.maximum(top, 1e-300)) ** p) ** (1 / p)
+    out: Array = top * (1 + (np.minimum(a, b) / np.maximum(top, 1e-300)) ** p) ** (1 / p)
+    return out
 
 
 def visible_scores(q_len: ArrayLike, kv_len: ArrayLike, causal: bool) -> Array:
@@ -76,39 +79,41 @@ def flash_time(fit: Attention, units: float, peak: float, bandwidth: float, batc
                backward: bool = False, itemsize: float = 2) -> Array:
     """Seconds of fused attention, forward or backward.
 
-    A block of 128 queries walks over its keys; blocks of all heads and sequences fill the multiprocessors:
+    A block of 128 queries walks over its keys, and the blocks of all heads and sequences fill the multiprocessors. The
+    makespan of such a list of jobs is its mean load plus part of its longest job, and at least its longest job:
         score  = 4·(head_dim + softmax) FLOP-equivalents
-        work   = batch·heads·(visible scores + depth·q_len) · score / (efficiency·peak)
-        block  = 128·(kv_len + depth) · score / (efficiency·peak/units)        (the longest block is never split)
+        work   = batch·heads·(visible scores) · score / (efficiency·peak)
+        block  = 128·kv_len · score / (efficiency·peak/units)
         memory = bytes of Q, K, V and O / (fraction·bandwidth)
-        time   = launch + max(work, block, memory)
-    Backward: 2.5 × the FLOPs at `fit.backward` of the forward efficiency, and about twice the bytes.
+        time   = launch + max(work + tail·block, block) + memory
+    Backward: 2.5 × the FLOPs at `fit.backward` of the forward efficiency, and twice the bytes (it reads Q, K, V, O and
+    dO and writes dQ, dK and dV).
     """
     b, h, g, q, kv, d = (np.asarray(x, dtype=np.float64) for x in (batch, heads, kv_heads, q_len, kv_len, head_dim))
     rate = fit.efficiency * peak
-    bytes_moved = itemsize * b * d * (2 * h * q + 2 * g * kv)
+    nbytes = itemsize * b * d * (2 * h * q + 2 * g * kv)
     score = 4 * (d + fit.softmax)
     if backward:
         rate = rate * fit.backward
         score = score * _BACKWARD_FLOPS
-        bytes_moved = 2 * bytes_moved
-    work = b * h * (visible_scores(q, kv, causal) + fit.depth * q) * score / rate
-    block = np.minimum(_BLOCK, q) * (kv + fit.depth) * score / rate * units
-    memory = bytes_moved / (fit.memory * bandwidth)
-    return fit.launch + np.maximum(np.maximum(work, block), memory)
+        nbytes = 2 * nbytes
+    work = b * h * visible_scores(q, kv, causal) * score / rate
+    block = np.minimum(_BLOCK, q) * kv * score / rate * units
+    return fit.launch + np.maximum(work + fit.tail * block, block) + nbytes / (fit.memory * bandwidth)
 
 
 def unfused_time(gemm: Gemm, memory: Memory, units: float, peak: float, bandwidth: float, batch: ArrayLike,
                  heads: ArrayLike, q_len: ArrayLike, kv_len: ArrayLike, head_dim: ArrayLike, *,
                  backward: bool = False, itemsize: float = 2) -> Array:
     """Seconds of attention as batched matmuls and memory-bound passes over the whole score matrix (masked or not)."""
-    rows = np.asarray(batch, dtype=np.float64) * heads
-    scores = rows * q_len * kv_len * itemsize
-    qk = matmul_time(gemm, units, peak, bandwidth, q_len, kv_len, head_dim, rows, itemsize)
-    pv = matmul_time(gemm, units, peak, bandwidth, q_len, head_dim, kv_len, rows, itemsize)
+    b, h, q, kv = (np.asarray(x, dtype=np.float64) for x in (batch, heads, q_len, kv_len))
+    rows = b * h
+    scores = rows * q * kv * itemsize
+    qk = matmul_time(gemm, units, peak, bandwidth, q, kv, head_dim, rows, itemsize)
+    pv = matmul_time(gemm, units, peak, bandwidth, q, head_dim, kv, rows, itemsize)
     if not backward:
         return qk + pv + memory_time(memory, bandwidth, _SCORE_PASSES_FORWARD * scores)
-    dkv = matmul_time(gemm, units, peak, bandwidth, kv_len, head_dim, q_len, rows, itemsize)
+    dkv = matmul_time(gemm, units, peak, bandwidth, kv, head_dim, q, rows, itemsize)
     # dP = dO·Vᵀ has the shape of QKᵀ, dQ = dS·K that of PV, dV = Pᵀ·dO and dK = dSᵀ·Q the transposed one.
     return qk + pv + 2 * dkv + memory_time(memory, bandwidth, _SCORE_PASSES_BACKWARD * scores)
 

@@ -7,6 +7,7 @@ measured has its own figures; any other takes the `generic` fit (pooled over the
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib import resources
@@ -27,6 +28,7 @@ class Gemm:
     quantisation: float  # 1: a last, partial wave costs a whole one; 0: nothing
     memory: float  # fraction of the memory bandwidth that operands stream at
     sharpness: float  # p of the p-norm that joins compute and memory time (∞ is a plain maximum)
+    cast: float  # bytes moved per element of A to convert it to the operand dtype (fp8 only)
 
 
 @dataclass(frozen=True)
@@ -34,16 +36,16 @@ class Attention:
     """Constants of fused attention (see `compute.flash_time`)."""
 
     launch: float  # seconds
-    efficiency: float  # fraction of the peak at infinite length and head_dim
-    depth: float  # start-up of a block of queries, in keys
-    softmax: float  # cost of the exponentials of a score, in elements of head_dim
+    efficiency: float  # fraction of the peak at infinite head_dim
+    softmax: float  # cost of the exponential of a score, in elements of head_dim
+    tail: float  # part of the longest block that is not hidden behind other blocks
     backward: float  # efficiency of the backward pass relative to the forward pass
     memory: float  # fraction of the memory bandwidth
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Constants of memory-bound kernels."""
+    """Constants of a kind of memory-bound kernel."""
 
     launch: float  # seconds
     fraction: float  # of the memory bandwidth
@@ -58,7 +60,7 @@ class Kernels:
     gemm: Gemm
     gemm_fp8: Gemm
     attention: Attention
-    memory: Memory
+    memory: Mapping[str, Memory]  # by kind: norm, activation, elementwise, and mixed for what is none or all of them
 
 
 @cache
@@ -94,5 +96,5 @@ def kernels(device_name: str) -> Kernels:
         gemm=_section(Gemm, entry, base, "gemm"),
         gemm_fp8=_section(Gemm, entry, base, "gemm_fp8"),
         attention=_section(Attention, entry, base, "attention"),
-        memory=_section(Memory, entry, base, "memory"),
+        memory={kind: Memory(**values) for kind, values in {**base["memory"], **entry.get("memory", {})}.items()},
     )

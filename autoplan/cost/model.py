@@ -68,13 +68,16 @@ class CostModel:
                 fits.attention, fits.units, peak, device.hbm_bandwidth, batch, heads, kv_heads, q_len, kv_len,
                 head_dim, causal=causal, backward=backward, itemsize=itemsize))
         return _out(compute.unfused_time(
-            self._gemm(dtype), fits.memory, fits.units, peak, device.hbm_bandwidth, batch, heads, q_len, kv_len,
-            head_dim, backward=backward, itemsize=itemsize))
+            self._gemm(dtype), fits.memory["elementwise"], fits.units, peak, device.hbm_bandwidth, batch, heads, q_len,
+            kv_len, head_dim, backward=backward, itemsize=itemsize))
 
-    def memory_bound(self, nbytes: ArrayLike) -> Seconds:
-        """Seconds of an operator that reads and writes `nbytes` of device memory in all; zero bytes are free."""
+    def memory_bound(self, nbytes: ArrayLike, kind: str = "mixed") -> Seconds:
+        """Seconds of an operator that reads and writes `nbytes` of device memory in all; zero bytes are free.
+
+        kind: "norm", "activation", "elementwise" (adds, softmax passes, optimizer), or "mixed", the fit over all three.
+        """
         size = np.asarray(nbytes, dtype=np.float64)
-        time = compute.memory_time(self.kernels.memory, self.cluster.device.hbm_bandwidth, size)
+        time = compute.memory_time(self.kernels.memory[kind], self.cluster.device.hbm_bandwidth, size)
         return _out(np.where(size > 0, time, 0.0))
 
     def _gemm(self, dtype: str) -> Gemm:
