@@ -48,8 +48,7 @@ def show_heading(plan: Plan, out: Console) -> None:
                               f"({predicted.tokens_per_s_per_device:,.0f} per GPU)")
     grid.add_row("efficiency", f"{predicted.model_tflops_per_device:,.1f} model TFLOP/s per GPU, "
                                f"MFU {percent(predicted.mfu)}, bubble {percent(predicted.bubble_fraction)}")
-    capacity = min(stage.memory.capacity_bytes for stage in plan.stages)
-    grid.add_row("memory", f"{gib(predicted.peak_memory_bytes)} of {gib(capacity)} GiB on the fullest stage")
+    grid.add_row("memory", f"{gib(predicted.peak_memory_bytes)} of {gib(_capacity(plan))} GiB on the fullest stage")
     out.print(grid)
     out.print()
 
@@ -77,8 +76,10 @@ def _schedule(parallelism: Parallelism) -> str:
 
 def stages_table(plan: Plan) -> Table:
     """Return the stages; runs of stages alike in everything but memory and time are one row."""
+    axes = {stage.mesh.axes for stage in plan.stages}
+    named = f" (mesh: {' × '.join(axes.pop())})" if len(axes) == 1 else ""
     table = new_table("stage", "layers", "GPUs", "mesh", "parallel", "micro-batch", "once a step", "memory GiB",
-                   left=("layers", "mesh", "parallel"), title="Stages")
+                   left=("layers", "mesh", "parallel"), title=f"Stages{named}")
     for run in runs(plan.stages):
         table.add_row(_index(run), _layers(run), _range((len(stage.devices) for stage in run), "{:,}".format),
                       _mesh(run[0]), parallelism_text(run[0].parallelism),
@@ -90,13 +91,12 @@ def stages_table(plan: Plan) -> Table:
 
 def memory_table(plan: Plan) -> Table:
     """Return what fills one device of each stage, in GiB."""
-    table = new_table("stage", "kept", *PARTS.values(), "total", "free",
-                      title="Memory of one GPU, GiB (kept: micro-batches in flight)")
+    table = new_table("stage", "kept", *PARTS.values(), "total",
+                      title=f"Memory of one GPU, of {gib(_capacity(plan))} GiB (kept: micro-batches in flight)")
     for run in runs(plan.stages):
         cells = [_range((getattr(stage.memory.breakdown, part) for stage in run), gib) for part in PARTS]
         table.add_row(_index(run), _range((stage.memory.in_flight for stage in run), "{:.3g}".format),
-                      *cells, _range((stage.memory.total_bytes for stage in run), gib),
-                      _range((stage.memory.capacity_bytes - stage.memory.total_bytes for stage in run), gib))
+                      *cells, _range((stage.memory.total_bytes for stage in run), gib))
     return table
 
 
@@ -168,6 +168,10 @@ def _range(values: Iterable[float], text: Callable[[float], str]) -> str:
     return least if least == most else f"{least}–{most}"
 
 
+def _capacity(plan: Plan) -> int:
+    return min(stage.memory.capacity_bytes for stage in plan.stages)
+
+
 def _index(run: Sequence[Stage]) -> str:
     return str(run[0].index) if len(run) == 1 else f"{run[0].index}–{run[-1].index}"
 
@@ -181,5 +185,4 @@ def _layers(run: Sequence[Stage]) -> str:
 
 
 def _mesh(stage: Stage) -> str:
-    axes = [f"{name} {size}" for name, size in zip(stage.mesh.axes, stage.mesh.shape, strict=False) if size > 1]
-    return " × ".join(axes) or "1"
+    return "×".join(map(str, stage.mesh.shape))
