@@ -13,6 +13,7 @@ from autoplan.cli.tables import (
     search_line,
     show_heading,
     show_notes,
+    show_table,
     stages_table,
 )
 from autoplan.cli.units import percent, seconds
@@ -43,12 +44,12 @@ def show_explanation(plan: Plan, out: Console) -> None:
         out.print(f"- {sentence}", soft_wrap=True)
     out.print()
     if plan.alternatives:
-        out.print(alternatives_table(plan))
-    out.print(time_table(plan))
-    out.print(stages_table(plan))
-    out.print(memory_table(plan))
+        show_table(alternatives_table(plan), out)
+    show_table(time_table(plan), out)
+    show_table(stages_table(plan), out)
+    show_table(memory_table(plan), out)
     for table in sharding_tables(plan):
-        out.print(table)
+        show_table(table, out)
     show_notes(plan, out)
 
 

@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PARTS = {"weights": "weights", "gradients": "grads", "optimizer": "optim.", "activations": "activ.",
-         "transient": "transient", "communication": "comm.", "reserve": "reserve"}
+         "transient": "temp.", "communication": "comm.", "reserve": "reserve"}
 
 
 def show_plan(plan: Plan, out: Console) -> None:
     """Print the summary of a plan: what it is, what it costs, its stages, the search, the runner-ups."""
     show_heading(plan, out)
-    out.print(stages_table(plan))
+    show_table(stages_table(plan), out)
     out.print(search_line(plan) + "\n", soft_wrap=True)
     if plan.alternatives:
-        out.print(alternatives_table(plan))
+        show_table(alternatives_table(plan), out)
     show_notes(plan, out)
 
 
@@ -124,6 +124,12 @@ def search_line(plan: Plan) -> str:
             f"gap {percent(search.gap)}{stopped}.")
 
 
+def show_table(table: Table, out: Console) -> None:
+    """Print a table and an empty line."""
+    out.print(table)
+    out.print()
+
+
 def show_notes(plan: Plan, out: Console) -> None:
     """Print the plan's notes."""
     for note in plan.notes:
@@ -154,8 +160,8 @@ def runs(stages: Sequence[Stage]) -> list[list[Stage]]:
 
 def new_table(*columns: str, left: Sequence[str] = (), title: str) -> Table:
     """Return an empty table; its columns are right-aligned unless named in `left`."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title=title, title_justify="left",
-                  title_style="bold")
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), title=title,
+                  title_justify="left", title_style="bold")
     for name in columns:
         table.add_column(name, justify="left" if name in left else "right", no_wrap=name not in left)
     return table
