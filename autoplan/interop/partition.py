@@ -23,6 +23,7 @@ import itertools
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from autoplan.interop import recurrence
 from autoplan.interop.costs import Floats, Partition, StageCosts
@@ -74,12 +75,13 @@ class _Search:
         self.entries, self.weight, self.upper_bound, self.gap = all_entries, weight, upper_bound, gap
         self.final = np.array(all_entries.devices.final)  # stage counts that may be; the index of every [P] array
         self.best: Partition | None = None
+        self.known = upper_bound  # an objective that the answer is to be below
         self.number = 0
 
     @property
     def cutoff(self) -> float:
         """What a bound must be below for its rectangle to hold something better."""
-        return (self.upper_bound if self.best is None else self.best.objective) * (1 - TOLERANCE)
+        return (self.known if self.best is None else self.best.objective) * (1 - TOLERANCE)
 
     def run(self) -> Partition | None:
         """Search until no rectangle can hold a better partition."""
@@ -96,21 +98,53 @@ class _Search:
 
     def _root(self) -> list[_Rectangle]:
         """Find the least slowest time and step of each stage count, a first partition, and the limits that matter."""
-        every, most = self.entries, int(self.final[-1])
-        least = recurrence.totals(recurrence.table(every, np.maximum, every.time, most), self.final)
-        self.final, self.least_time = self.final[np.isfinite(least)], least[np.isfinite(least)]
-        if not len(self.final):
+        self.least_time = self.least_step = nothing = np.zeros(len(self.final))
+        if self.upper_bound == float("inf"):
+            self._seed()
+        every = self.entries = self.entries.below(self.weight, self.cutoff)
+        self.least_time = self._slowest(every.time)
+        sums = self._keep(nothing, np.isfinite(self.least_time))
+        sums, _ = self._solve(float("inf"), float("inf"), sums, 0.0, 0.0)
+        sums = self._keep(sums, self._bounds(sums, 0.0, 0.0) < self.cutoff)
+        if not len(sums):
             return []
-        most = int(self.final[-1])
-        self.least_step = recurrence.totals(recurrence.table(every, np.maximum, every.step, most), self.final)
-        sums = self._solve(float("inf"), float("inf"), np.zeros(len(self.final)), 0.0, 0.0)[0]
-        bounds = self._bounds(sums, 0.0, 0.0)
-        if not bounds.min() < self.cutoff:
+        self.least_step = self._slowest(every.step)
+        sums = self._keep(sums, self._bounds(sums, 0.0, 0.0) < self.cutoff)
+        if not len(sums):
             return []
-        self._solve(float(self.least_time[bounds.argmin()]), float("inf"), sums, 0.0, 0.0)
+        first = self._bounds(sums, 0.0, 0.0).argmin()
+        self._solve(float(self.least_time[first]), float("inf"), sums, 0.0, 0.0)
         self.times = self._limits(every.time, self.least_time, sums + self.least_step, self.weight)
         self.steps = self._limits(every.step, self.least_step, self._bounds(sums, 0.0, 0.0) - self.least_step, 1)
         return self._rectangles([(0, len(self.times) - 1)], [(0, len(self.steps) - 1)], sums)
+
+    def _seed(self) -> None:
+        """Find what some partition costs, under a limit on stage times that is raised until there is one.
+
+        Only its objective is kept, loosened by rounding, so that ties are broken by the search alone. The first limit:
+        D quanta run N layers, so the slowest stage takes at least N / D times the least quantum-seconds a layer.
+        """
+        every = self.entries
+        if not len(every.time):
+            return
+        quanta_a_layer = every.devices.sizes[every.option] / (every.end - every.begin)
+        limit = (every.time * quanta_a_layer).min() * every.num_layers / every.devices.num_quanta
+        top = every.time.max()
+        while self.best is None and limit < top:
+            limit = max(limit * 1.5, top / 1000)
+            self._solve(float(limit), float("inf"), np.zeros(len(self.final)), 0.0, 0.0)
+        if self.best is not None:
+            self.known, self.best = max(self.best.objective * (1 + 3 * TOLERANCE), np.finfo(float).tiny), None
+
+    def _slowest(self, values: Floats) -> Floats:
+        """Return the least possible maximum of `values` over the stages, for each stage count."""
+        tables = recurrence.table(self.entries, np.maximum, values, int(self.final[-1]))
+        return recurrence.totals(tables, self.final)
+
+    def _keep(self, sums: Floats, alive: npt.NDArray[np.bool_]) -> Floats:
+        """Forget the stage counts that aren't alive; return the sums of the others."""
+        self.final, self.least_time, self.least_step = self.final[alive], self.least_time[alive], self.least_step[alive]
+        return sums[alive]
 
     def _limits(self, values: Floats, least: Floats, rest: Floats, weight: int) -> Floats:
         """Return the distinct values that the slowest stage can have in a partition better than the best."""

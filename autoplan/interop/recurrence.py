@@ -33,10 +33,12 @@ BLOCK = 1 << 20
 class Devices:
     """Device counts that a suffix of s stages can use on a way to all D quanta, for s = 0 … P.
 
-    counts[s]: [K_s] ascending. previous[s]: [O, K_s] column of counts[s−1] that option o leads back to; K_{s−1}, a
-    column of infinities, where there is none.
+    sizes: [O]. counts[s]: [K_s] ascending. previous[s]: [O, K_s] column of counts[s−1] that option o leads back to;
+    K_{s−1}, a column of infinities, where there is none.
     """
 
+    num_quanta: int
+    sizes: Ints
     counts: tuple[Ints, ...]
     previous: tuple[Ints, ...]
     final: tuple[int, ...]  # stage counts that a whole partition can have
@@ -50,7 +52,6 @@ class Entries:
     """
 
     num_layers: int
-    num_options: int
     devices: Devices
     starts: Ints
     begin: Ints
@@ -62,8 +63,14 @@ class Entries:
     def within(self, time_limit: float, step_limit: float) -> Entries:
         """Return the entries with time ≤ time_limit and step ≤ step_limit (to `ROUNDING`)."""
         inside = (self.time <= time_limit * (1 + ROUNDING)) & (self.step <= step_limit * (1 + ROUNDING))
-        kept = np.flatnonzero(inside)
-        return Entries(self.num_layers, self.num_options, self.devices, np.searchsorted(kept, self.starts),
+        return self._only(np.flatnonzero(inside))
+
+    def below(self, weight: int, objective: float) -> Entries:
+        """Return the entries of which a stage alone costs less: (1 + weight) · time + step < objective."""
+        return self._only(np.flatnonzero((1 + weight) * self.time + self.step < objective))
+
+    def _only(self, kept: Ints) -> Entries:
+        return Entries(self.num_layers, self.devices, np.searchsorted(kept, self.starts),
                        self.begin[kept], self.end[kept], self.option[kept], self.time[kept], self.step[kept])
 
 
@@ -88,7 +95,7 @@ def devices(sizes: tuple[int, ...], num_quanta: int, stage_counts: range) -> Dev
         column[before] = np.arange(len(before))
         left = after[None, :] - np.array(sizes)[:, None]
         previous.append(np.where(left >= 0, column[np.maximum(left, 0)], len(before)))
-    return Devices(counts, tuple(previous), final)
+    return Devices(num_quanta, np.array(sizes), counts, tuple(previous), final)
 
 
 def _union(sets: Iterator[int]) -> int:
@@ -128,16 +135,16 @@ def entries(costs: StageCosts, ways: Devices, weight: int, upper_bound: float) -
         parts.append((begin + low, end + first_end, option, time[window][usable], step[window][usable]))
         starts.append(starts[-1] + len(begin))
     begin, end, option, times, steps = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return Entries(n, num_options, ways, np.array(starts), begin, end, option, times, steps)
+    return Entries(n, ways, np.array(starts), begin, end, option, times, steps)
 
 
 def table(chosen: Entries, combine: np.ufunc, values: Floats, most: int) -> list[Floats]:
     """Return F[s] for s = 0 … most, each [N + 1, K_s + 1]; the last column is inf. values: one a chosen entry."""
-    rows = chosen.num_layers + 1
+    rows, num_options = chosen.num_layers + 1, len(chosen.devices.sizes)
     last = np.full((rows, 2), np.inf)
     last[-1, 0] = 0.0
     result = [last]
-    source = chosen.end * chosen.num_options + chosen.option
+    source = chosen.end * num_options + chosen.option
     for s in range(1, most + 1):
         part = slice(chosen.starts[s], chosen.starts[s + 1])
         current = np.full((rows, len(chosen.devices.counts[s]) + 1), np.inf)
@@ -147,7 +154,7 @@ def table(chosen: Entries, combine: np.ufunc, values: Floats, most: int) -> list
             width = max(1, BLOCK // len(begin))
             for first in range(0, current.shape[1] - 1, width):
                 columns = chosen.devices.previous[s][:, first:first + width]
-                reached = result[-1][:, columns].reshape(rows * chosen.num_options, -1).take(source[part], axis=0)
+                reached = result[-1][:, columns].reshape(rows * num_options, -1).take(source[part], axis=0)
                 combine(reached, values[part][:, None], out=reached)
                 current[begin[heads], first:first + columns.shape[1]] = np.minimum.reduceat(reached, heads, axis=0)
         result.append(current)
