@@ -7,10 +7,10 @@ price one operation over one group at any size; `curve` builds it, `CostModel` k
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -69,25 +69,25 @@ class Ramp:
 class Curve:
     """One operation over one group: local part, network part, and how they add up.
 
-    time = latency + max(local(bytes·local_scale), network(bytes)); either may be absent. The two parts overlap: NCCL
-    sends chunks on while it reduces others.
+    time = latency + max(local(bytes·local_scale), min of network(bytes)); either may be absent. The two parts overlap:
+    NCCL sends chunks on while it reduces others. `network` has one entry an algorithm, of which the fastest is taken.
     """
 
     latency: float = 0.0
     local: Table | Ramp | None = None
     local_scale: float = 1.0
-    network: Ramp | None = None
+    network: tuple[Ramp, ...] = ()
 
     def __call__(self, nbytes: ArrayLike) -> Array:
         """Seconds of `nbytes`; zero bytes take no time."""
         size = np.asarray(nbytes, dtype=np.float64)
-        if self.local is None and self.network is None:
+        if self.local is None and not self.network:
             return np.zeros_like(size)
         time = np.zeros_like(size)
         if self.local is not None:
             time = self.local(size * self.local_scale)
-        if self.network is not None:
-            time = np.maximum(time, self.network(size))
+        if self.network:
+            time = np.maximum(time, functools.reduce(np.minimum, [ramp(size) for ramp in self.network]))
         return np.where(size > 0, time + self.latency, 0.0)
 
 
@@ -133,26 +133,31 @@ def _local(node: Node, op: Operation, n: int) -> Curve:
     at = min((k for k in data if k >= n), default=max(data))
     gain = nvls_gain(node, op, n) / nvls_gain(node, op, at)
     scale = traffic(op, n) / traffic(op, at) * reference / node.intra.bandwidth / gain
-    hops = max(0, steps(op, n) - steps(op, at))
-    return Curve(local=data[at], local_scale=scale, latency=hops * _hop(node))
+    hop = _fit(node.intra.kind, op)["hop"] * node.intra.latency
+    return Curve(local=data[at], local_scale=scale, latency=max(0, steps(op, n) - steps(op, at)) * hop)
 
 
 def _ring(node: Node, op: Operation, n: int) -> Ramp:
-    """Ring inside a node of which no table exists, at the fitted fraction of the links' bandwidth."""
-    fit = load("collectives")["generic"][node.intra.kind]
-    bandwidth = node.intra.bandwidth
-    if node.intra.peer_bandwidth is not None:
-        bandwidth = min(bandwidth, (1 if op == "p2p" else n - 1) * node.intra.peer_bandwidth)
-    efficiency = fit["p2p_efficiency"] if op == "p2p" else fit["efficiency"]
-    if node.intra.kind == "nvlink-pairs" and n > 2:
+    """Ring inside a node of which no table exists, at the fitted fraction of the links' bandwidth.
+
+    Where one peer is reached over `peer_bandwidth` only, n ranks use n−1 such links; in an NVLink mesh (DGX-1V) n,
+    since half of the linked pairs have two.
+    """
+    fit, link = _fit(node.intra.kind, op), node.intra
+    bandwidth, efficiency = link.bandwidth, fit["efficiency"]
+    if link.peer_bandwidth is not None:
+        links = 1 if op == "p2p" else n if link.kind == "nvlink-mesh" else n - 1
+        bandwidth = min(bandwidth, links * link.peer_bandwidth)
+    if link.kind == "nvlink-pairs" and n > 2:
         efficiency = fit["beyond_pair"]
-    return Ramp(latency=fit["latency"] + steps(op, n) * _hop(node),
+    return Ramp(latency=fit["latency"] + steps(op, n) * fit["hop"] * link.latency,
                 bandwidth=efficiency * nvls_gain(node, op, n) * bandwidth / traffic(op, n), ramp=fit["ramp"])
 
 
-def _hop(node: Node) -> float:
-    """Seconds that one more rank adds to a ring's latency: the fitted part of the link's latency."""
-    return float(load("collectives")["generic"][node.intra.kind]["hop"]) * node.intra.latency
+def _fit(kind: str, op: Operation) -> dict[str, float]:
+    """Fitted constants of a kind of link: latency (s), hop (link latencies a step costs), efficiency, ramp (s)."""
+    values: dict[str, float] = load("collectives")["generic"][kind]["p2p" if op == "p2p" else "ring"]
+    return values
 
 
 def nvls_gain(node: Node, op: Operation, n: int) -> float:
@@ -181,7 +186,7 @@ def _tables(node: Node, op: Operation) -> tuple[dict[int, Table], float] | None:
     return (tables, float(systems[key]["bandwidth"])) if tables else None
 
 
-@cache
+@functools.cache
 def parsed_tables(system: str) -> dict[str, dict[int, Table]]:
     raw: dict[str, dict[str, list[list[float]]]] = load("collectives")["systems"][system]["tables"]
     return {op: {int(n): table(rows[0], np.array(rows[1]) * 1e-6) for n, rows in sizes.items()}
@@ -189,11 +194,6 @@ def parsed_tables(system: str) -> dict[str, dict[int, Table]]:
 
 
 # ---------------------------------------------------------------- across nodes
-
-
-def _fit(node: Node) -> dict[str, Any]:
-    values: dict[str, Any] = load("collectives")["generic"][node.network.kind]
-    return values
 
 
 def _lanes(cluster: Cluster, group: Axis) -> float:
@@ -212,42 +212,57 @@ def _own_nics(cluster: Cluster) -> float:
 
 
 def _network_p2p(cluster: Cluster, group: Axis) -> Curve:
-    node, fit = cluster.node, _fit(cluster.node)
+    node = cluster.node
+    fit = _fit(node.network.kind, "p2p")
     bandwidth = min(_own_nics(cluster), cluster.node_bandwidth / group.sharing)
-    return Curve(network=Ramp(fit["latency"] + node.network.latency, fit["p2p_efficiency"] * bandwidth, fit["ramp"]))
+    return Curve(network=(Ramp(fit["latency"] + fit["hop"] * node.network.latency, fit["efficiency"] * bandwidth,
+                               fit["ramp"]),))
 
 
 def _network_ring(cluster: Cluster, op: Operation, group: Axis) -> Curve:
-    """All-reduce, all-gather and reduce-scatter: NCCL's ring through all nodes, or a tree for an all-reduce.
+    """All-reduce, all-gather and reduce-scatter: NCCL's ring through all nodes, or its double binary tree (all-reduce).
 
-    A ring leaves each node once for every NIC it uses, so a node sends (n−1)/n·S (all-reduce: twice that). The double
-    binary tree of two nodes sends only S instead of 2(n−1)/n·S; NCCL uses it where NVLS reduces inside the node and on
-    EFA. The links inside the node carry the same traffic at the speed of the node's own collective.
+    A ring leaves each node once for every NIC it uses, so a node sends (n−1)/n·S (all-reduce: twice that). The links
+    inside the node carry the same traffic at the speed of the node's own collective, at the same time; but the latencies
+    of the two add up.
     """
-    node, fit = cluster.node, _fit(cluster.node)
-    lanes, n, k = _lanes(cluster, group), group.size, group.nodes
-    volume, efficiency = traffic(op, n), fit["efficiency"]
+    node, n, k = cluster.node, group.size, group.nodes
     inside = _local(node, op, group.intra) if group.intra > 1 else FREE
-    hops = steps(op, n) - steps(op, k) - steps(op, group.intra)
-    latency = fit["latency"] + steps(op, k) * node.network.latency + hops * _hop(node)
+    fit = _fit(node.network.kind, op)
+    hop, lanes = fit["hop"] * node.network.latency, _lanes(cluster, group)
+    inner = steps(op, n) - steps(op, k) - steps(op, group.intra)
+    start = fit["latency"] + float(inside(1.0))
+    latency = start + steps(op, k) * hop + inner * _fit(node.intra.kind, op)["hop"] * node.intra.latency
+    network = [Ramp(latency, fit["efficiency"] * lanes / traffic(op, n), fit["ramp"])]
     if op == "all_reduce":
-        latency = min(latency, fit["latency"] + 2 * math.ceil(math.log2(k)) * node.network.latency)
-        if k == 2 and (nvls_gain(node, op, group.intra) > 1 or (node.network.kind == "efa" and group.intra > 1)):
-            volume, efficiency = 1.0, fit["tree_efficiency"]
-    network = Ramp(latency, efficiency * lanes / volume, fit["ramp"])
+        latency = start + 2 * math.ceil(math.log2(k)) * hop
+        network.append(Ramp(latency, fit["tree"] * lanes / _tree_traffic(node, group), fit["ramp"]))
     if group.intra == 1:
-        return Curve(network=network)
+        return Curve(network=tuple(network))
     scale = inside.local_scale * traffic(op, n) / traffic(op, group.intra)
-    return Curve(local=inside.local, local_scale=scale, network=network, latency=inside.latency)
+    return Curve(local=inside.local, local_scale=scale, network=tuple(network))
+
+
+def _tree_traffic(node: Node, group: Axis) -> float:
+    """Bytes that a node sends per byte of an all-reduce along a double binary tree.
+
+    Each node is a leaf of one tree of half the data and inside the other: 2·S, over more than two nodes at 0.8 of the
+    bandwidth (NCCL, src/graph/tuning.cc: tree and NVLS-tree bandwidth of four nodes against two). Two nodes send S, if
+    the node itself reduces fast enough to keep up (NVLS) or on EFA, where a two-node sweep shows it.
+    """
+    if group.nodes > 2:
+        return 2 / 0.8
+    fast = nvls_gain(node, "all_reduce", group.intra) > 1 or (node.network.kind == "efa" and group.intra > 1)
+    return 1.0 if fast else 2.0
 
 
 def _network_all_to_all(cluster: Cluster, group: Axis) -> Curve:
     """Pairwise exchange: of a rank's bytes (n−g)/n leave the node, over the NICs that the group's g ranks share."""
-    node, fit = cluster.node, _fit(cluster.node)
-    n, g = group.size, group.intra
+    node, n, g = cluster.node, group.size, group.intra
+    fit = _fit(node.network.kind, "all_to_all")
     lanes = min(cluster.node_bandwidth / group.sharing, g * _own_nics(cluster))
-    network = Ramp(fit["latency"] + (group.nodes - 1) * node.network.latency,
-                   fit["efficiency"] * lanes / (g * (n - g) / n), fit["ramp"])
+    network = (Ramp(fit["latency"] + (group.nodes - 1) * fit["hop"] * node.network.latency,
+                    fit["efficiency"] * lanes / (g * (n - g) / n), fit["ramp"]),)
     if g == 1:
         return Curve(network=network)
     inside = _local(node, "all_to_all", g)

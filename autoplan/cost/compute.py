@@ -68,10 +68,9 @@ def _norm(a: Array, b: Array, p: float) -> Array:
 def visible_scores(q_len: ArrayLike, kv_len: ArrayLike, causal: bool) -> Array:
     """Scores that count of a q_len × kv_len matrix; causal: the last query sees every key, earlier ones fewer."""
     q, kv = np.asarray(q_len, dtype=np.float64), np.asarray(kv_len, dtype=np.float64)
-    if not causal:
-        return q * kv
     rows = np.minimum(q, kv)
-    return rows * (kv - rows) + rows * (rows + 1) / 2
+    scores: Array = rows * (kv - rows) + rows * (rows + 1) / 2 if causal else q * kv
+    return scores
 
 
 def flash_time(fit: Attention, units: float, peak: float, bandwidth: float, batch: ArrayLike, heads: ArrayLike,
