@@ -36,25 +36,29 @@ MEASURED = {
     "gb200": ("gb200", 152, 2500, 5000, 8000), "l40s": ("l40s", 142, 362, 733, 864),
 }
 NAMES = {"a100": ["A100"], "h100": ["H100"], "h200": ["H200"], "b200": ["B200"], "gb200": ["GB200"], "l40s": ["L40S"]}
-UNITS_SOURCE = ("multiprocessors: NVIDIA architecture white papers and data sheets (V100 80, A100 108, H100 SXM 132, "
-                "H100 PCIe 114, H200 132, L40S 142, L4 58, RTX 4090 128, A10G 80, A40 84, T4 40); B200 148 and GB200 152 "
-                "as CUDA reports them; MI300X 304 compute units (AMD CDNA 3 white paper)")
+UNITS_SOURCE = (
+    "multiprocessors: NVIDIA architecture white papers and data sheets (V100 80, A100 108, H100 SXM 132, H100 PCIe "
+    "114, H200 132, L40S 142, L4 58, RTX 4090 128, A10G 80, A40 84, T4 40); B200 148 and GB200 152 as CUDA reports them; "
+    "MI300X 304 compute units (AMD CDNA 3 white paper)")
 SHEET_ONLY = {  # known by data sheet: names, units
     "v100": (["V100"], 80), "rtx4090": (["RTX4090", "4090"], 128), "a10g": (["A10G"], 80), "l4": (["L4"], 58),
     "a40": (["A40"], 84), "t4": (["T4"], 40), "mi300x": (["MI300X"], 304),
 }
-SOFTMAX_FA2, SOFTMAX_FA3 = 21.0, 56.0  # see ATTENTION_SOURCE
+FA2, FA3 = {"softmax": 21.0, "depth": 150.0}, {"softmax": 56.0, "depth": 200.0}  # see ATTENTION_SOURCE
 BACKWARD = 0.87
 ATTENTION_SOURCE = (
     "softmax: FlashAttention-3 (arXiv:2407.08608, figure 5, H100, 16k, not causal): head_dim 64 and 128 reach 497 and "
-    "648 TFLOP/s with FA3, 324 and 370 with FA2; (1 + x/64)/(1 + x/128) of those ratios gives x = 56 and 21. backward: "
-    "figure 6, head_dim 128: 561 of 648 (FA3) and 322 of 370 (FA2) = 0.87. The tables have only head_dim 128, forward.")
+    "648 TFLOP/s with FA3, 324 and 370 with FA2; (1 + x/64)/(1 + x/128) of those ratios gives x = 56 and 21. depth: "
+    "the speeds of figure 5, head_dim 128, at 512 to 4,096 keys against 16,384: 1/(1 + depth/keys) with 76 to 284 keys for "
+    "FA3, causal or not, 59 to 193 for FA2. backward: figure 6, head_dim 128: 561 of 648 (FA3) and 322 of 370 (FA2) = "
+    "0.87. The tables have only head_dim 128, forward; they also hold memory-bound work around the kernel (cache "
+    "writes), which is fitted as passes over Q, K, V and O (`around`) and left out of the price.")
 
 GEMM_START = {"launch": (4e-6, 1e-6, 3e-5), "efficiency": (0.8, 0.3, 1.0), "small": (0.8, 0.4, 1.0),
               "large": (1.0, 0.8, 1.3), "depth": (100, 0, 2000), "quantisation": (0.6, 0, 1), "memory": (0.8, 0.3, 1.3),
               "sharpness": (4, 1.5, 12), "cast": (3, 0, 12)}
 ATTENTION_START = {"launch": (8e-6, 1e-6, 5e-5), "efficiency": (0.9, 0.2, 1.6), "tail": (0.3, 0, 1),
-                   "memory": (0.5, 0.05, 1.0)}
+                   "around": (1.0, 0.0, 10.0)}
 MEMORY_START = {"launch": (3e-6, 5e-7, 3e-5), "fraction": (0.6, 0.05, 1.2)}
 
 Params = dict[str, float]
@@ -155,19 +159,22 @@ def vidur_gemms(rows: list[Row], gpu: str) -> list[tuple[float, ...]]:
     return out
 
 
-def fit_attention(parts: list[tuple[np.ndarray, int, float, float, float]]) -> tuple[Params, np.ndarray, np.ndarray]:
-    """parts: (rows of batch, heads, kv_heads, length, seconds; units; peak; bandwidth; softmax) → fit and times."""
+def fit_attention(parts: list[tuple[np.ndarray, int, float, float, Params]]) -> tuple[Params, np.ndarray, np.ndarray]:
+    """parts: (rows of batch, heads, kv_heads, length, seconds; units; peak; bandwidth; FA2 or FA3) → fit and times."""
     measured = np.concatenate([p[0][:, 4] for p in parts])
     length = np.concatenate([p[0][:, 3] for p in parts])
 
     def price(params: Params) -> np.ndarray:
-        return np.concatenate([
-            flash_time(Attention(**{**params, "softmax": softmax}), units, peak, bandwidth, a[:, 0], a[:, 1], a[:, 2],
-                       a[:, 3], a[:, 3], 128) for a, units, peak, bandwidth, softmax in parts])
+        times = []
+        for a, units, peak, bandwidth, kernel in parts:
+            constants = Attention(**{f.name: {**params, **kernel}[f.name] for f in fields(Attention)})
+            batch, heads, kv, length, _ = a.T
+            around = 2 * batch * 128 * length * (2 * heads + 2 * kv) * params["around"] / bandwidth
+            times.append(around + flash_time(constants, units, peak, bandwidth, batch, heads, kv, length, length, 128))
+        return np.concatenate(times)
 
-    softmax = parts[0][4] if len(parts) == 1 else SOFTMAX_FA2
-    params = fit(ATTENTION_START, {"softmax": softmax, "backward": BACKWARD}, price, measured,
-                 np.where(length >= 1024, 1.0, 0.3))
+    fixed = {**(parts[0][4] if len(parts) == 1 else FA2), "backward": BACKWARD, "memory": 0.8}
+    params = fit(ATTENTION_START, fixed, price, measured, np.where(length >= 1024, 1.0, 0.3))
     return params, price(params), measured
 
 
@@ -238,8 +245,8 @@ def main(reference: Path) -> None:
         rows = [tuple(float(r[c]) for c in ("batch_size", "num_heads", "num_key_value_heads", "isl", "latency_ms"))
                 for r in attention_table if r["system"] == system]
         table = np.array(rows) * [1, 1, 1, 1, 1e-3]
-        softmax = SOFTMAX_FA2 if key in ("a100", "l40s") else SOFTMAX_FA3
-        part = (table, units, peak * 1e12, bandwidth * 1e9, softmax)
+        kernel = FA2 if key in ("a100", "l40s") else FA3
+        part = (table, units, peak * 1e12, bandwidth * 1e9, kernel)
         attention_parts.append(part)
         entry["attention"], priced, measured = fit_attention([part])
         long = table[:, 3] >= 1024

@@ -223,8 +223,8 @@ def _network_ring(cluster: Cluster, op: Operation, group: Axis) -> Curve:
     """All-reduce, all-gather and reduce-scatter: NCCL's ring through all nodes, or its double binary tree (all-reduce).
 
     A ring leaves each node once for every NIC it uses, so a node sends (n−1)/n·S (all-reduce: twice that). The links
-    inside the node carry the same traffic at the speed of the node's own collective, at the same time; but the latencies
-    of the two add up.
+    inside the node carry the same traffic at the speed of the node's own collective, at the same time; but the
+    latencies of the two add up.
     """
     node, n, k = cluster.node, group.size, group.nodes
     inside = _local(node, op, group.intra) if group.intra > 1 else FREE
@@ -246,12 +246,12 @@ def _network_ring(cluster: Cluster, op: Operation, group: Axis) -> Curve:
 def _tree_traffic(node: Node, group: Axis) -> float:
     """Bytes that a node sends per byte of an all-reduce along a double binary tree.
 
-    Each node is a leaf of one tree of half the data and inside the other: 2·S, over more than two nodes at 0.8 of the
-    bandwidth (NCCL, src/graph/tuning.cc: tree and NVLS-tree bandwidth of four nodes against two). Two nodes send S, if
-    the node itself reduces fast enough to keep up (NVLS) or on EFA, where a two-node sweep shows it.
+    Each node is a leaf of one tree of half the data and inside the other, so it sends 2·S; beyond two nodes at half of
+    the bandwidth: more would make 20 racks of GB200 too fast at 0.5 to 2 GiB. Two nodes send S, if the node itself
+    reduces fast enough to keep up (NVLS) or on EFA, where a two-node sweep shows it.
     """
     if group.nodes > 2:
-        return 2 / 0.8
+        return 4.0
     fast = nvls_gain(node, "all_reduce", group.intra) > 1 or (node.network.kind == "efa" and group.intra > 1)
     return 1.0 if fast else 2.0
 

@@ -30,6 +30,11 @@ _SCORE_PASSES_BACKWARD = 5.0
 # arXiv:2307.08691, section 2.3 and algorithm 2), hence 2.5 × the forward FLOPs.
 _BACKWARD_FLOPS = 2.5
 
+# Depth of the backward pass relative to the forward pass: how FlashAttention-3's speed falls from 16,384 to 1,024 keys
+# and 512 keys (figures 5 and 6, head_dim 128, not causal): as 1/(1 + depth/keys) with a depth of 150 and 198 keys
+# forward and of 330 and 397 backward.
+_BACKWARD_DEPTH = 2.0
+
 
 def matmul_time(fit: Gemm, units: float, peak: float, bandwidth: float, m: ArrayLike, n: ArrayLike, k: ArrayLike,
                 batch: ArrayLike = 1, itemsize: float = 2) -> Array:
@@ -81,24 +86,26 @@ def flash_time(fit: Attention, units: float, peak: float, bandwidth: float, batc
     A block of 128 queries walks over its keys, and the blocks of all heads and sequences fill the multiprocessors. The
     makespan of such a list of jobs is its mean load plus part of its longest job, and at least its longest job:
         score  = 4·(head_dim + softmax) FLOP-equivalents
-        work   = batch·heads·(visible scores) · score / (efficiency·peak)
-        block  = 128·kv_len · score / (efficiency·peak/units)
+        work   = batch·heads·(visible scores + depth·q_len) · score / (efficiency·peak)
+        block  = 128·(kv_len + depth) · score / (efficiency·peak/units)
         memory = bytes of Q, K, V and O / (fraction·bandwidth)
-        time   = launch + max(work + tail·block, block) + memory
-    Backward: 2.5 × the FLOPs at `fit.backward` of the forward efficiency, and twice the bytes (it reads Q, K, V, O and
-    dO and writes dQ, dK and dV).
+        time   = launch + max(work + tail·block, block, memory)
+    Backward: 2.5 × the FLOPs at `fit.backward` of the forward efficiency, twice the depth, and twice the bytes (it
+    reads Q, K, V, O and dO and writes dQ, dK and dV).
     """
     b, h, g, q, kv, d = (np.asarray(x, dtype=np.float64) for x in (batch, heads, kv_heads, q_len, kv_len, head_dim))
     rate = fit.efficiency * peak
     nbytes = itemsize * b * d * (2 * h * q + 2 * g * kv)
-    score = 4 * (d + fit.softmax)
+    score, depth = 4 * (d + fit.softmax), fit.depth
     if backward:
+        depth = depth * _BACKWARD_DEPTH
         rate = rate * fit.backward
         score = score * _BACKWARD_FLOPS
         nbytes = 2 * nbytes
-    work = b * h * visible_scores(q, kv, causal) * score / rate
-    block = np.minimum(_BLOCK, q) * kv * score / rate * units
-    return fit.launch + np.maximum(work + fit.tail * block, block) + nbytes / (fit.memory * bandwidth)
+    work = b * h * (visible_scores(q, kv, causal) + depth * q) * score / rate
+    block = np.minimum(_BLOCK, q) * (kv + depth) * score / rate * units
+    memory = nbytes / (fit.memory * bandwidth)
+    return fit.launch + np.maximum(np.maximum(work + fit.tail * block, block), memory)
 
 
 def unfused_time(gemm: Gemm, memory: Memory, units: float, peak: float, bandwidth: float, batch: ArrayLike,

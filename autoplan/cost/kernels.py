@@ -38,6 +38,7 @@ class Attention:
     launch: float  # seconds
     efficiency: float  # fraction of the peak at infinite head_dim
     softmax: float  # cost of the exponential of a score, in elements of head_dim
+    depth: float  # start-up and masked part of a block of queries, in keys
     tail: float  # part of the longest block that is not hidden behind other blocks
     backward: float  # efficiency of the backward pass relative to the forward pass
     memory: float  # fraction of the memory bandwidth
