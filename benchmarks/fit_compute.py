@@ -38,8 +38,8 @@ MEASURED = {
 NAMES = {"a100": ["A100"], "h100": ["H100"], "h200": ["H200"], "b200": ["B200"], "gb200": ["GB200"], "l40s": ["L40S"]}
 UNITS_SOURCE = (
     "multiprocessors: NVIDIA architecture white papers and data sheets (V100 80, A100 108, H100 SXM 132, H100 PCIe "
-    "114, H200 132, L40S 142, L4 58, RTX 4090 128, A10G 80, A40 84, T4 40); B200 148 and GB200 152 as CUDA reports them; "
-    "MI300X 304 compute units (AMD CDNA 3 white paper)")
+    "114, H200 132, L40S 142, L4 58, RTX 4090 128, A10G 80, A40 84, T4 40); B200 148 and GB200 152 as CUDA reports "
+    "them; MI300X 304 compute units (AMD CDNA 3 white paper)")
 SHEET_ONLY = {  # known by data sheet: names, units
     "v100": (["V100"], 80), "rtx4090": (["RTX4090", "4090"], 128), "a10g": (["A10G"], 80), "l4": (["L4"], 58),
     "a40": (["A40"], 84), "t4": (["T4"], 40), "mi300x": (["MI300X"], 304),
@@ -49,9 +49,9 @@ BACKWARD = 0.87
 ATTENTION_SOURCE = (
     "softmax: FlashAttention-3 (arXiv:2407.08608, figure 5, H100, 16k, not causal): head_dim 64 and 128 reach 497 and "
     "648 TFLOP/s with FA3, 324 and 370 with FA2; (1 + x/64)/(1 + x/128) of those ratios gives x = 56 and 21. depth: "
-    "the speeds of figure 5, head_dim 128, at 512 to 4,096 keys against 16,384: 1/(1 + depth/keys) with 76 to 284 keys for "
-    "FA3, causal or not, 59 to 193 for FA2. backward: figure 6, head_dim 128: 561 of 648 (FA3) and 322 of 370 (FA2) = "
-    "0.87. The tables have only head_dim 128, forward; they also hold memory-bound work around the kernel (cache "
+    "the speeds of figure 5, head_dim 128, at 512 to 4,096 keys against 16,384: 1/(1 + depth/keys) with 76 to 284 keys "
+    "for FA3, causal or not, 59 to 193 for FA2. backward: figure 6, head_dim 128: 561 of 648 (FA3) and 322 of 370 "
+    "(FA2) = 0.87. The tables have only head_dim 128, forward; they also hold memory-bound work around the kernel (cache "
     "writes), which is fitted as passes over Q, K, V and O (`around`) and left out of the price.")
 
 GEMM_START = {"launch": (4e-6, 1e-6, 3e-5), "efficiency": (0.8, 0.3, 1.0), "small": (0.8, 0.4, 1.0),

@@ -195,6 +195,15 @@ def parsed_tables(system: str) -> dict[str, dict[int, Table]]:
 
 # ---------------------------------------------------------------- across nodes
 
+# The Ethernet fit is of TCP at 10 Gb/s. NICs from 100 Gb/s on bypass the kernel (RoCE, GPUDirect-TCPX): collectives
+# over them take the constants of EFA, the nearest network of that kind that was measured.
+_KERNEL_BYPASS = 100e9 / 8
+
+
+def _network_fit(node: Node, op: Operation) -> dict[str, float]:
+    bypass = node.network.kind == "ethernet" and node.network.bandwidth >= _KERNEL_BYPASS and op != "p2p"
+    return _fit("efa" if bypass else node.network.kind, op)
+
 
 def _lanes(cluster: Cluster, group: Axis) -> float:
     """Bytes/s that one group may send from one of its nodes: its share of the NICs, and no more than its own ranks'.
@@ -213,7 +222,7 @@ def _own_nics(cluster: Cluster) -> float:
 
 def _network_p2p(cluster: Cluster, group: Axis) -> Curve:
     node = cluster.node
-    fit = _fit(node.network.kind, "p2p")
+    fit = _network_fit(node, "p2p")
     bandwidth = min(_own_nics(cluster), cluster.node_bandwidth / group.sharing)
     return Curve(network=(Ramp(fit["latency"] + fit["hop"] * node.network.latency, fit["efficiency"] * bandwidth,
                                fit["ramp"]),))
@@ -228,7 +237,7 @@ def _network_ring(cluster: Cluster, op: Operation, group: Axis) -> Curve:
     """
     node, n, k = cluster.node, group.size, group.nodes
     inside = _local(node, op, group.intra) if group.intra > 1 else FREE
-    fit = _fit(node.network.kind, op)
+    fit = _network_fit(node, op)
     hop, lanes = fit["hop"] * node.network.latency, _lanes(cluster, group)
     inner = steps(op, n) - steps(op, k) - steps(op, group.intra)
     start = fit["latency"] + float(inside(1.0))
@@ -259,7 +268,7 @@ def _tree_traffic(node: Node, group: Axis) -> float:
 def _network_all_to_all(cluster: Cluster, group: Axis) -> Curve:
     """Pairwise exchange: of a rank's bytes (n−g)/n leave the node, over the NICs that the group's g ranks share."""
     node, n, g = cluster.node, group.size, group.intra
-    fit = _fit(node.network.kind, "all_to_all")
+    fit = _network_fit(node, "all_to_all")
     lanes = min(cluster.node_bandwidth / group.sharing, g * _own_nics(cluster))
     network = (Ramp(fit["latency"] + (group.nodes - 1) * fit["hop"] * node.network.latency,
                     fit["efficiency"] * lanes / (g * (n - g) / n), fit["ramp"]),)
