@@ -51,8 +51,8 @@ ATTENTION_SOURCE = (
     "648 TFLOP/s with FA3, 324 and 370 with FA2; (1 + x/64)/(1 + x/128) of those ratios gives x = 56 and 21. depth: "
     "the speeds of figure 5, head_dim 128, at 512 to 4,096 keys against 16,384: 1/(1 + depth/keys) with 76 to 284 keys "
     "for FA3, causal or not, 59 to 193 for FA2. backward: figure 6, head_dim 128: 561 of 648 (FA3) and 322 of 370 "
-    "(FA2) = 0.87. The tables have only head_dim 128, forward; they also hold memory-bound work around the kernel (cache "
-    "writes), which is fitted as passes over Q, K, V and O (`around`) and left out of the price.")
+    "(FA2) = 0.87. The tables have only head_dim 128, forward; they also hold memory-bound work around the kernel "
+    "(cache writes), which is fitted as passes over Q, K, V and O (`around`) and left out of the price.")
 
 GEMM_START = {"launch": (4e-6, 1e-6, 3e-5), "efficiency": (0.8, 0.3, 1.0), "small": (0.8, 0.4, 1.0),
               "large": (1.0, 0.8, 1.3), "depth": (100, 0, 2000), "quantisation": (0.6, 0, 1), "memory": (0.8, 0.3, 1.3),
