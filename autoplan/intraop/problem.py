@@ -115,8 +115,8 @@ class IntraOpProblem:
                 raise ValueError(f"usage of node {term.node}: shape {term.usage.shape} doesn't fit the node")
             if not ((term.usage >= 0) & (term.usage < np.inf)).all():
                 raise ValueError(f"usage of node {term.node}: bytes must be finite and ≥ 0")
-        if math.isnan(self.limit):
-            raise ValueError("the limit must not be NaN")
+        if not self.limit >= 0:
+            raise ValueError("the limit must be ≥ 0")
 
     @property
     def tolerance(self) -> float:

@@ -1,0 +1,93 @@
+"""Solvers of the intra-operator problem, one file an algorithm, and the choice between them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+
+from autoplan.errors import InputError
+from autoplan.intraop.problem import IntraOpProblem, Solution, solution
+from autoplan.intraop.solve.brute_force import brute_force
+from autoplan.intraop.solve.elimination import minimum
+from autoplan.intraop.solve.frontier import Combine, frontier
+from autoplan.intraop.solve.graph import elimination_order
+from autoplan.intraop.solve.highs import highs
+from autoplan.intraop.solve.pulp_backend import pulp_solve
+
+SOLVERS = ("auto", "highs", "pulp:NAME", "elimination", "frontier", "brute_force")
+_MAX_ENTRIES = 1 << 24  # table entries that elimination may build: 128 MiB of float64
+_MAX_FRONTIER_ENTRIES, _MAX_FRONTIER_NODES, _MAX_FRONTIER_SETS = 1 << 18, 64, 2
+
+__all__ = ["SOLVERS", "solve"]
+
+
+def solve(problem: IntraOpProblem, solver: str = "auto", time_limit: float | None = None) -> Solution:
+    """Return the cheapest choice within the usage limit.
+
+    solver: `auto`; `highs`; `pulp:NAME` for any of PuLP's; `elimination` (only while the limit doesn't bind);
+    `frontier` (few maximal live sets); `brute_force` (tiny problems). time_limit: seconds, seen by the MILP solvers.
+
+    `auto` eliminates where the tables are small: the optimum without the limit is the answer if it fits, and a bound
+    otherwise. Where the limit binds, a narrow problem with few maximal live sets goes to `frontier`, others to HiGHS.
+    Raises InputError if the solver is unknown, isn't available or can't solve this problem.
+    """
+    if solver == "auto":
+        return _auto(problem, time_limit)
+    if solver == "highs":
+        return highs(problem, time_limit)
+    if solver.startswith("pulp:"):
+        return pulp_solve(problem, solver.removeprefix("pulp:"), time_limit)
+    if solver == "elimination":
+        found = minimum(problem)
+        if found.choice is not None and not problem.evaluate(found.choice).feasible:
+            raise InputError("elimination can't solve a problem whose memory limit binds", key="solver", found=solver,
+                             allowed="auto, highs, pulp:NAME, frontier")
+        return found
+    if solver == "frontier":
+        return _by_frontier(problem)
+    if solver == "brute_force":
+        try:
+            return brute_force(problem)
+        except ValueError as error:
+            raise InputError(str(error), key="solver", found=solver, allowed="auto, highs, pulp:NAME") from None
+    raise InputError("unknown solver", key="solver", found=solver, allowed=", ".join(SOLVERS))
+
+
+def _auto(problem: IntraOpProblem, time_limit: float | None) -> Solution:
+    sizes = [int(np.isfinite(c).sum()) for c in problem.costs]
+    _, entries = elimination_order(sizes, problem.edges, max_entries=_MAX_ENTRIES)
+    if entries > _MAX_ENTRIES:
+        return highs(problem, time_limit)
+    relaxed = minimum(problem)
+    if relaxed.choice is None or problem.evaluate(relaxed.choice).feasible:
+        return relaxed
+    small = entries <= _MAX_FRONTIER_ENTRIES and len(sizes) <= _MAX_FRONTIER_NODES
+    if small and len(problem.live_sets()) <= _MAX_FRONTIER_SETS:
+        return _by_frontier(problem)
+    left = None if time_limit is None else max(0.0, time_limit - relaxed.seconds)
+    found = highs(problem, left)
+    if found.status in ("optimal", "infeasible"):
+        return replace(found, seconds=found.seconds + relaxed.seconds)
+    return solution(problem, found.choice, found.status, found.solver,
+                    lower_bound=max(found.lower_bound, relaxed.cost), seconds=found.seconds + relaxed.seconds)
+
+
+def _by_frontier(problem: IntraOpProblem) -> Solution:
+    """Trade cost against the memory of every maximal live set, and take the cheapest trade that fits."""
+    begin = time.perf_counter()
+    live_sets = problem.live_sets()
+    criteria = [np.zeros((c.size, 1 + len(live_sets))) for c in problem.costs]
+    for node, cost in enumerate(problem.costs):
+        criteria[node][:, 0] = cost
+    for column, (_, live) in enumerate(live_sets, start=1):
+        for index in live:
+            term = problem.usages[index]
+            criteria[term.node][:, column] += term.usage
+    how: list[Combine] = ["sum"] * (1 + len(live_sets))
+    found = frontier(criteria, problem.edges, problem.edge_costs, (), how)
+    for row in np.argsort(found.values[:, 0], kind="stable"):
+        if problem.evaluate(choice := found.choice[row].tolist()).feasible:
+            return solution(problem, choice, "optimal", "frontier", seconds=time.perf_counter() - begin)
+    return solution(problem, None, "infeasible", "frontier", seconds=time.perf_counter() - begin)

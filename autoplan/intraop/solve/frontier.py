@@ -50,8 +50,8 @@ def frontier(costs: Sequence[FloatArray], edges: Sequence[tuple[int, int]], edge
     prune: [P, C] linear functionals of the sum criteria (columns of max criteria must be 0); if given, dominance is
     tested on `prune @ criteria` and each max criterion instead of on the criteria.
 
-    Of rows equal in every functional one is kept: the lexicographically first choice (where an earlier choice is only
-    equal because a max criterion hides what it does worse, it may have been pruned before). Deterministic.
+    Of rows equal in every functional one is kept, always the same: the lexicographically first choice, unless that one
+    holds a part that is worse where the rest of the choice (a max criterion, an edge entry) doesn't show it.
     No rows at all means infeasible. Raises ValueError if shapes don't agree.
     """
     _check(costs, combine, keep, prune)

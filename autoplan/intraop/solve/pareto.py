@@ -11,6 +11,9 @@ from autoplan.intraop.problem import FloatArray
 
 IndexArray = npt.NDArray[np.intp]
 WordArray = npt.NDArray[np.uint64]
+BoolArray = npt.NDArray[np.bool_]
+
+_PIVOTS = 8  # rows of each group that a round settles
 
 
 def pareto_rows(values: FloatArray, starts: IndexArray, words: Callable[[IndexArray], WordArray]) -> IndexArray:
@@ -21,8 +24,8 @@ def pareto_rows(values: FloatArray, starts: IndexArray, words: Callable[[IndexAr
     of rows of a group that are equal in all D only the one with the lowest words is returned.
 
     Rows are sorted by group and by the sum of their columns, so that every row comes after all that dominate it. Each
-    round then settles the first undecided row of every group and drops what it dominates: as many rounds as the
-    largest answer of a group has rows, each over the undecided rows of all groups at once.
+    round then settles the first few undecided rows of every group and drops what they dominate, for all groups at once:
+    the work is at most (rows) × (rows of the largest answer).
     """
     rows = values.shape[1]
     if not rows:
@@ -47,20 +50,29 @@ def pareto_rows(values: FloatArray, starts: IndexArray, words: Callable[[IndexAr
     undecided, done = np.arange(index.size), []
     while undecided.size:
         first = np.flatnonzero(np.diff(group, prepend=-1))
-        done.append(undecided[first])
-        alive = np.flatnonzero(~_beaten(values, first))
-        values, group, undecided = values[:, alive], group[alive], undecided[alive]
+        beaten, head = _beaten(values, first)
+        done.append(undecided[head & ~beaten])
+        alive = np.flatnonzero(~(beaten | head))
+        values, group, undecided = values.take(alive, axis=1), group[alive], undecided[alive]
     kept: IndexArray = index[np.sort(np.concatenate(done))]
     return kept
 
 
-def _beaten(values: FloatArray, pivots: IndexArray) -> npt.NDArray[np.bool_]:
-    """Tell which rows the pivot at the head of their group dominates or equals; a pivot starts each group."""
-    counts = np.diff(pivots, append=values.shape[1])
-    beaten = np.ones(values.shape[1], dtype=np.bool_)
-    for column in values:
-        beaten &= np.repeat(column[pivots], counts) <= column
-    return beaten
+def _beaten(values: FloatArray, starts: IndexArray) -> tuple[BoolArray, BoolArray]:
+    """Tell which rows one of the first `_PIVOTS` rows of their group beats, and which rows are among those.
+
+    Rows are sorted so that a row is beaten only from before it: by a row ≤ in every column.
+    """
+    counts = np.diff(starts, append=values.shape[1])
+    place = np.arange(values.shape[1]) - np.repeat(starts, counts)
+    beaten = np.zeros(values.shape[1], dtype=np.bool_)
+    for step in range(min(_PIVOTS, int(counts.max()))):
+        pivots = starts + np.minimum(step, counts - 1)
+        worse = place > step
+        for column in values:
+            worse &= np.repeat(column[pivots], counts) <= column
+        beaten |= worse
+    return beaten, place < _PIVOTS
 
 
 def _thin(values: FloatArray, score: FloatArray, group: IndexArray, index: IndexArray,
