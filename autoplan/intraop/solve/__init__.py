@@ -9,11 +9,12 @@ import numpy as np
 
 from autoplan.errors import InputError
 from autoplan.intraop.problem import IntraOpProblem, Solution, solution
-from autoplan.intraop.solve.brute_force import brute_force
+from autoplan.intraop.solve.brute_force import brute_force as try_every_choice
 from autoplan.intraop.solve.elimination import minimum
-from autoplan.intraop.solve.frontier import Combine, frontier
+from autoplan.intraop.solve.frontier import Combine
+from autoplan.intraop.solve.frontier import frontier as pareto_frontier
 from autoplan.intraop.solve.graph import elimination_order
-from autoplan.intraop.solve.highs import highs
+from autoplan.intraop.solve.highs import highs as solve_by_highs
 from autoplan.intraop.solve.pulp_backend import pulp_solve
 
 SOLVERS = ("auto", "highs", "pulp:NAME", "elimination", "frontier", "brute_force")
@@ -36,7 +37,7 @@ def solve(problem: IntraOpProblem, solver: str = "auto", time_limit: float | Non
     if solver == "auto":
         return _auto(problem, time_limit)
     if solver == "highs":
-        return highs(problem, time_limit)
+        return solve_by_highs(problem, time_limit)
     if solver.startswith("pulp:"):
         return pulp_solve(problem, solver.removeprefix("pulp:"), time_limit)
     if solver == "elimination":
@@ -49,7 +50,7 @@ def solve(problem: IntraOpProblem, solver: str = "auto", time_limit: float | Non
         return _by_frontier(problem)
     if solver == "brute_force":
         try:
-            return brute_force(problem)
+            return try_every_choice(problem)
         except ValueError as error:
             raise InputError(str(error), key="solver", found=solver, allowed="auto, highs, pulp:NAME") from None
     raise InputError("unknown solver", key="solver", found=solver, allowed=", ".join(SOLVERS))
@@ -59,7 +60,7 @@ def _auto(problem: IntraOpProblem, time_limit: float | None) -> Solution:
     sizes = [int(np.isfinite(c).sum()) for c in problem.costs]
     _, entries = elimination_order(sizes, problem.edges, max_entries=_MAX_ENTRIES)
     if entries > _MAX_ENTRIES:
-        return highs(problem, time_limit)
+        return solve_by_highs(problem, time_limit)
     relaxed = minimum(problem)
     if relaxed.choice is None or problem.evaluate(relaxed.choice).feasible:
         return relaxed
@@ -67,7 +68,7 @@ def _auto(problem: IntraOpProblem, time_limit: float | None) -> Solution:
     if small and len(problem.live_sets()) <= _MAX_FRONTIER_SETS:
         return _by_frontier(problem)
     left = None if time_limit is None else max(0.0, time_limit - relaxed.seconds)
-    found = highs(problem, left)
+    found = solve_by_highs(problem, left)
     if found.status in ("optimal", "infeasible"):
         return replace(found, seconds=found.seconds + relaxed.seconds)
     return solution(problem, found.choice, found.status, found.solver,
@@ -86,7 +87,7 @@ def _by_frontier(problem: IntraOpProblem) -> Solution:
             term = problem.usages[index]
             criteria[term.node][:, column] += term.usage
     how: list[Combine] = ["sum"] * (1 + len(live_sets))
-    found = frontier(criteria, problem.edges, problem.edge_costs, (), how)
+    found = pareto_frontier(criteria, problem.edges, problem.edge_costs, (), how)
     for row in np.argsort(found.values[:, 0], kind="stable"):
         if problem.evaluate(choice := found.choice[row].tolist()).feasible:
             return solution(problem, choice, "optimal", "frontier", seconds=time.perf_counter() - begin)

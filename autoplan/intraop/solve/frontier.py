@@ -6,8 +6,9 @@ edges add to criterion 0. It is bucket elimination (Dechter 1999) over the semir
 variables, the non-dominated rows over the variables eliminated behind it. Adding a common completion to two rows
 never reverses their dominance (for sums and for maxima), so pruning inside a key is exact.
 
-Inside, rows carry the *functionals* that dominance is tested on, rounded to whole multiples of 2^-42 of their greatest
-total. Sums are then exact in any order, ties are true ties, and trade-offs below rounding noise don't multiply.
+Inside, rows carry the *functionals* that dominance is tested on, each entry rounded to whole multiples of `resolution`
+times the functional's greatest total. Sums are then exact in any order, ties are true ties, and trade-offs below
+rounding noise don't multiply. A coarser resolution keeps fewer rows, at a known error.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from autoplan.intraop.solve.graph import Edges, merge_edges
 from autoplan.intraop.solve.messages import Graph, PairCost, eliminate
 
 Combine = Literal["sum", "max"]
-_WHOLE = 42  # totals are at most 2^42 units: exact in float64 with room for sums of columns
+FINEST = 2.0**-42  # totals of at most 2^42 units: exact in float64, with room for sums of columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +41,9 @@ class Frontier:
     kept: npt.NDArray[np.int16]
 
 
-
 def frontier(costs: Sequence[FloatArray], edges: Sequence[tuple[int, int]], edge_costs: Sequence[FloatArray],
-             keep: Sequence[int], combine: Sequence[Combine], prune: FloatArray | None = None) -> Frontier:
+             keep: Sequence[int], combine: Sequence[Combine], prune: FloatArray | None = None, *,
+             resolution: float = FINEST) -> Frontier:
     """Return, for each assignment of the nodes `keep`, the complete set of non-dominated rows over all others.
 
     costs: per node [K_i, C], inf = forbidden. edges, edge_costs: pairs of nodes and their [K_u, K_v] seconds, added to
@@ -52,15 +53,19 @@ def frontier(costs: Sequence[FloatArray], edges: Sequence[tuple[int, int]], edge
 
     Of rows equal in every functional one is kept, always the same: the lexicographically first choice, unless that one
     holds a part that is worse where the rest of the choice (a max criterion, an edge entry) doesn't show it.
+    resolution: no trade-off is missed by more than 2 · (nodes + edges) · resolution · total in a functional, its total
+    being the sum of the greatest entry of every node and edge. The finest is rounding noise.
     No rows at all means infeasible. Raises ValueError if shapes don't agree.
     """
     _check(costs, combine, keep, prune)
+    if not FINEST <= resolution < 1:
+        raise ValueError(f"resolution must be in [2^-42, 1): {resolution}")
     sizes = [c.shape[0] for c in costs]
     merged, loops = merge_edges(sizes, edges, edge_costs)
     plain = [np.array(c, dtype=np.float64) for c in costs]
     for node, loop in loops.items():
         plain[node][:, 0] += loop
-    graph = _reduce(_quantise(plain, merged, combine, prune), frozenset(keep))
+    graph = _reduce(_quantise(plain, merged, combine, prune, resolution), frozenset(keep))
     choice = eliminate(graph, tuple(keep)) if all(graph.sizes) else np.zeros((0, len(costs)), dtype=np.int16)
     return Frontier(_price(plain, merged, combine, choice), choice, choice[:, list(keep)])
 
@@ -79,7 +84,8 @@ def _check(costs: Sequence[FloatArray], combine: Sequence[Combine], keep: Sequen
             raise ValueError(f"prune must be [P, {len(combine)}] with zeros for the max criteria")
 
 
-def _quantise(costs: list[FloatArray], merged: Edges, combine: Sequence[Combine], prune: FloatArray | None) -> Graph:
+def _quantise(costs: list[FloatArray], merged: Edges, combine: Sequence[Combine], prune: FloatArray | None,
+              resolution: float) -> Graph:
     """Turn criteria into rounded functionals; forbidden strategies are left out."""
     is_max = np.array([how == "max" for how in combine])
     weights = np.eye(len(combine))[~is_max] if prune is None else prune
@@ -90,7 +96,7 @@ def _quantise(costs: list[FloatArray], merged: Edges, combine: Sequence[Combine]
     finite = {pair: np.where(np.isfinite(m), m, 0.0) for pair, m in merged.items()}
     total = np.abs(slope) * sum(np.abs(m).max() for m in finite.values())
     total += np.sum([np.abs(u).max(axis=1, initial=0.0) for u in unary], axis=0)
-    unit = np.exp2(_WHOLE - np.ceil(np.log2(np.where(total > 0, total, 1.0))))
+    unit = np.exp2(-np.ceil(np.log2(np.where(total > 0, total, 1.0)))) / resolution
     moved = np.flatnonzero(slope)
     pairs = {}
     for (u, v), m in finite.items():

@@ -129,6 +129,21 @@ def test_one_criterion_is_the_marginal_table(problem):
     np.testing.assert_allclose(found.values[:, 0], got, rtol=1e-11)
 
 
+@LAW
+@given(case=cases(prune=True), resolution=st.sampled_from([2.0**-3, 2.0**-6, 0.01]))
+def test_a_coarse_resolution_misses_no_trade_off_by_more_than_it_says(case, resolution):
+    costs, edges, edge_costs, keep, combine, prune = case
+    found = frontier(*case, resolution=resolution)
+    rows = functionals(found.values, combine, prune)
+    finite = [np.where(np.isfinite(c), c, 0.0) for c in costs]
+    total = sum(np.abs(functionals(c, combine, prune)).max(axis=0) for c in finite)
+    total[:len(prune)] += np.abs(prune[:, 0]) * sum(np.where(np.isfinite(m), m, 0.0).max() for m in edge_costs)
+    slack = 2 * (len(costs) + len(edges)) * resolution * total + 1e-9
+    for key, row in brute_frontier(*case):
+        near = rows[(found.kept == key).all(axis=1)] if keep else rows
+        assert ((near <= np.array(row) + slack).all(axis=1)).any()
+
+
 def test_sums_in_another_order_do_not_multiply_rows():
     # Three equal thirds sum to the same in any order up to rounding; the other criterion rounds the other way.
     thirds = [np.array([[0.1, 0.7], [0.2, 0.6], [0.3, 0.5]])] * 3
@@ -174,3 +189,9 @@ def test_arrays_that_do_not_agree_are_refused(change, word):
     assert len(frontier(**good).values) == 2
     with pytest.raises(ValueError, match=word):
         frontier(**good | change)
+
+
+@pytest.mark.parametrize("resolution", [0.0, 1e-20, 1.0, float("nan")])
+def test_a_resolution_finer_than_rounding_or_coarser_than_all_is_refused(resolution):
+    with pytest.raises(ValueError, match="resolution"):
+        frontier([np.zeros((1, 1))], [], [], (), ("sum",), resolution=resolution)
