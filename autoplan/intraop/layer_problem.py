@@ -168,17 +168,17 @@ class _Builder:
     def _assign(self, op: Op) -> Ints | None:
         sizes = self.setting.sizes(op)
         if self.roles is None:
-            return enumerate_all(op, sizes, self.axis_sizes)
+            return enumerate_all(op, sizes, self.axis_sizes, self.setting.runtime.free_splits.get(op.kind))
         return pinned(op, sizes, self.axis_sizes, self._role_dims())
 
     def _param(self, op_node: int, op: Op, param: Param, layouts: Ints) -> None:
         """Add a parameter's node and tie it to its operator: the layout follows from the operator's strategy."""
         unique, of_op = np.unique(layouts, axis=0, return_inverse=True)
         shared = f"{op.name}.{param.name}" in self.shared
-        terms = [pricing.param_terms(op, param, unique, zero, self.setting, shared=shared) for zero in self.zero]
+        terms = pricing.param_terms(op, param, unique, self.zero, self.setting, shared=shared)
         stacked = np.tile(unique, (len(self.zero), 1))
         zero = np.repeat(np.array(self.zero), len(unique))
-        node = self._add(f"param:{op.name}.{param.name}", ParamNode(op, param, stacked, zero), np.concatenate(terms))
+        node = self._add(f"param:{op.name}.{param.name}", ParamNode(op, param, stacked, zero), terms)
         fits = of_op.reshape(-1, 1) == np.tile(np.arange(len(unique)), len(self.zero))[None, :]
         allowed = np.where(fits, 0.0, np.inf)
         self.edges.append(Edge(op_node, node, allowed, np.zeros_like(allowed)))
@@ -250,19 +250,23 @@ class _Builder:
         return states[legal]
 
     def _pinned_states(self, tensor: Operand, allowed: Sequence[AxisLayout]) -> Ints:
-        """Return the one state that the roles demand: the split of the token dim the role names, else whole."""
-        row = []
+        """Return the states that the roles leave: the split of the token dim the role names, else whole.
+
+        Under sequence parallelism a gathered tensor may be kept whole or kept split and gathered again for the backward
+        pass: a matter of memory, which stays open.
+        """
+        options: list[tuple[AxisLayout, ...]] = []
         for size, dims in zip(self.axis_sizes, self._role_dims(), strict=True):
             others = [name for name in dims if name not in TOKEN_DIMS]
             if size == 1:
-                row.append(AxisLayout.WHOLE)
+                options.append((AxisLayout.WHOLE,))
             elif not others:
-                row.append(AxisLayout.BATCH if dims[0] == BATCH else AxisLayout.SEQ)
+                options.append((AxisLayout.BATCH if dims[0] == BATCH else AxisLayout.SEQ,))
             elif AxisLayout.GATHERED in allowed:
-                row.append(AxisLayout.GATHERED if SEQ in dims else AxisLayout.SUMMED)
+                options.append((AxisLayout.SUMMED, *((AxisLayout.GATHERED,) if SEQ in dims else ())))
             else:
-                row.append(AxisLayout.SEQ if SEQ in dims else AxisLayout.WHOLE)
-        return np.array([row], np.int64)
+                options.append((AxisLayout.SEQ if SEQ in dims else AxisLayout.WHOLE,))
+        return np.array(list(itertools.product(*options)), np.int64)
 
     def _shape(self, tensor: Operand) -> tuple[float, ...]:
         if tensor.tensor in self.producers:

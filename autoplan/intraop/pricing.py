@@ -81,13 +81,13 @@ class Setting:
     def _bucket_rates(self) -> dict[tuple[str, tuple[int, ...]], float]:
         return {}
 
-    def bucketed(self, kind: str, nbytes: float, axes: tuple[int, ...]) -> float:
-        """Return the seconds of a gradient or parameter collective that travels in buckets: linear in its bytes."""
+    def bucketed(self, kind: str, axes: tuple[int, ...]) -> float:
+        """Return the seconds a byte of a gradient or parameter collective, which travels in buckets."""
         key = (kind, axes)
         if key not in self._bucket_rates:
             bucket = float(self.runtime.bucket_bytes)
             self._bucket_rates[key] = float(getattr(self.costs, kind)(bucket, self.group(axes))) / bucket
-        return nbytes * self._bucket_rates[key]
+        return self._bucket_rates[key]
 
     @cached_property
     def stream_rate(self) -> float:
@@ -150,46 +150,51 @@ def local_bytes(layout: Ints, shape: tuple[float, ...], setting: Setting) -> Arr
     return float(np.prod(shape)) * setting.workload.precision.bytes / split
 
 
-def param_terms(op: Op, param: Param, layouts: Ints, zero: int, setting: Setting, *, shared: bool = False) -> Array:
-    """Return the cost vectors [K, NUM_TERMS] of storing a parameter in the layouts [K, A] at one ZeRO stage.
+def local_numel(op: Op, param: Param, layouts: Ints, setting: Setting) -> Array:
+    """Return the elements of a parameter that one device computes with under the layouts [K, A]."""
+    numel = np.ones(len(layouts))
+    for position, name in enumerate(param.dims):
+        split = np.where(layouts == position, np.array(setting.mesh.shape), 1).prod(axis=1)
+        numel = numel * np.ceil(op.static_sizes[name] / split)
+    return numel
+
+
+def param_terms(op: Op, param: Param, layouts: Ints, zeros: Sequence[int], setting: Setting, *,
+                shared: bool = False) -> Array:
+    """Return the cost vectors [Z·K, NUM_TERMS] of storing a parameter at Z ZeRO stages in the layouts [K, A].
 
     shared: the parameter's storage belongs to another operator of the stage (tied embeddings), so nothing is paid here
     but what the forward and backward pass of this operator pay themselves.
     """
-    terms = np.zeros((len(layouts), NUM_TERMS))
-    if shared:
-        return terms
-    shape = np.array(setting.mesh.shape)
-    numel = np.full(len(layouts), 1.0)
-    for position, name in enumerate(param.dims):
-        split = np.where(layouts == position, shape, 1).prod(axis=1)
-        numel = numel * np.ceil(op.static_sizes[name] / split)
-    for row in range(len(layouts)):
-        axes = tuple(axis for axis in range(len(shape)) if layouts[row, axis] == PARTIAL and shape[axis] > 1)
-        terms[row] = _stored(float(numel[row]), zero, axes, setting)
-    return terms
+    terms = np.zeros((len(zeros), len(layouts), NUM_TERMS))
+    if not shared:
+        workload = setting.workload
+        numel = local_numel(op, param, layouts, setting)
+        data = (layouts == PARTIAL) & (np.array(setting.mesh.shape) > 1)
+        shards = np.where(data, np.array(setting.mesh.shape), 1).prod(axis=1).astype(float)
+        zero = np.array(zeros)[:, None]
+        held = state_bytes(numel, workload, zero, shards)
+        gradient, weight = numel * workload.grad_bytes, numel * workload.weight_bytes
+        all_reduce, reduce_scatter, all_gather = _rates(data, setting)
+        once = zero <= 1
+        terms[..., Term.WEIGHTS], terms[..., Term.GRADIENTS] = held.weights, held.gradients
+        terms[..., Term.STATES] = held.states
+        terms[..., Term.OPTIMIZER] = setting.stream_rate * update_bytes(numel, workload, zero, shards)
+        terms[..., Term.SYNC] = np.where(once, gradient * np.where(zero == 0, all_reduce, reduce_scatter), 0.0)
+        terms[..., Term.REDUCE] = np.where(once, 0.0, gradient * reduce_scatter)
+        terms[..., Term.GATHER_STEP] = np.where((zero == 1) | (zero == 2), weight * all_gather, 0.0)
+        terms[..., Term.GATHER] = np.where(zero == 3, 2.0 * weight * all_gather, 0.0)  # forward and backward
+        whole = np.where(zero == 3, weight, 0.0) + np.where(once, 0.0, gradient)
+        terms[..., Term.TRANSIENT] = np.where(shards > 1, whole, 0.0)
+    return terms.reshape(-1, NUM_TERMS)
 
 
-def _stored(numel: float, zero: int, axes: tuple[int, ...], setting: Setting) -> Array:
-    """Return the cost vector of `numel` local elements whose gradient is a partial sum over the mesh `axes`."""
-    workload = setting.workload
-    shards = float(math.prod(setting.mesh.shape[axis] for axis in axes))
-    held = state_bytes(numel, workload, zero, shards)
-    gradient, weight = numel * workload.grad_bytes, numel * workload.weight_bytes
-    terms = np.zeros(NUM_TERMS)
-    terms[Term.WEIGHTS], terms[Term.GRADIENTS], terms[Term.STATES] = held.weights, held.gradients, held.states
-    terms[Term.OPTIMIZER] = setting.stream_rate * update_bytes(numel, workload, zero, shards)
-    if axes and zero == 0:
-        terms[Term.SYNC] = setting.bucketed("all_reduce", gradient, axes)
-    elif axes:
-        terms[Term.SYNC if zero == 1 else Term.REDUCE] = setting.bucketed("reduce_scatter", gradient, axes)
-        if zero < 3:
-            terms[Term.GATHER_STEP] = setting.bucketed("all_gather", weight, axes)
-        else:  # once for the forward, once for the backward pass
-            terms[Term.GATHER] = 2.0 * setting.bucketed("all_gather", weight, axes)
-            terms[Term.TRANSIENT] += weight
-        if zero >= 2:
-            terms[Term.TRANSIENT] += gradient
-    return terms
-
-
+def _rates(data: NDArray[np.bool_], setting: Setting) -> tuple[Array, Array, Array]:
+    """Return seconds a byte of all-reduce, reduce-scatter and all-gather over each row's data axes, 0 without any."""
+    rates = np.zeros((3, len(data)))
+    kinds = ("all_reduce", "reduce_scatter", "all_gather")
+    for row, mask in enumerate(data):
+        axes = tuple(int(axis) for axis in np.flatnonzero(mask))
+        if axes:
+            rates[:, row] = [setting.bucketed(kind, axes) for kind in kinds]
+    return rates[0], rates[1], rates[2]

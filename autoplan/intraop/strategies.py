@@ -50,13 +50,14 @@ class OpStrategies:
         return len(self.assign)
 
 
-def enumerate_all(op: Op, sizes: Mapping[str, int], axis_sizes: tuple[int, ...]) -> Ints:
+def enumerate_all(op: Op, sizes: Mapping[str, int], axis_sizes: tuple[int, ...],
+                  free: tuple[str, ...] | None = None) -> Ints:
     """Return every legal assignment [K, A]: any splittable dim for any axis, where the split sizes divide.
 
-    An axis of size 1 is given to none, so that equal strategies appear once.
+    free: only these dims, if given. An axis of size 1 is given to none, so that equal strategies appear once.
     """
     dims = [dim.name for dim in op.dims]
-    allowed = [NONE, *(dims.index(name) for name in splittable(op))]
+    allowed = [NONE, *(dims.index(name) for name in splittable(op) if free is None or name in free)]
     choices = [allowed if size > 1 else [NONE] for size in axis_sizes]
     every = np.array(list(itertools.product(*choices)), np.int64).reshape(-1, len(axis_sizes))
     legal = np.ones(len(every), bool)

@@ -20,7 +20,8 @@ class Runtime:
 
     bucket_bytes: gradients and parameters travel in buckets of this size. context_bytes, allocator_slack: memory a
     device loses to the framework: a constant, and a fraction of all that is allocated. roles: what a mesh axis may do,
-    role → loop dims in order of preference.
+    role → loop dims in order of preference. free_splits: operator kind → loop dims that may be
+    split where no role is fixed (all legal ones for a kind that isn't named).
     """
 
     name: str
@@ -31,6 +32,7 @@ class Runtime:
     context_bytes: int
     allocator_slack: float
     roles: Mapping[str, tuple[str, ...]]
+    free_splits: Mapping[str, tuple[str, ...]]
 
     def __hash__(self) -> int:
         return hash((self.name, self.version))
@@ -58,4 +60,5 @@ def load(name: str) -> Runtime:
         context_bytes=int(data["memory"]["context_gib"] * 2**30),
         allocator_slack=float(data["memory"]["allocator_slack"]),
         roles={role: tuple(dims) for role, dims in data["roles"].items()},
+        free_splits={kind: tuple(dims) for kind, dims in data["free_splits"].items()},
     )

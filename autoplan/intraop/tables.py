@@ -1,0 +1,278 @@
+"""Stage tables: for each residual layout, the Pareto rows of a layer class; and the best stage made of them.
+
+All equal layers of a stage share one row (they run the same code, as every runtime that stacks or scans its layers
+demands), so a stage of L layers costs L times its row and the tables don't grow with depth. The problem solved is the
+unrolled stage's ILP with the variables of equal layers tied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoplan.cluster import Axis
+from autoplan.cost.memory import peak_bytes
+from autoplan.intraop import pricing
+from autoplan.intraop.layer_problem import LayerProblem, LayoutNode, Node, ParamNode
+from autoplan.intraop.pricing import Setting
+from autoplan.intraop.solve.frontier import frontier
+from autoplan.intraop.terms import Criterion, conversion_weights, criteria
+from autoplan.model.graph import Operand
+from autoplan.sharding import codes_to_index
+from autoplan.workload import Recompute
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+# Rows that differ by less than this part of a layer's greatest total are one: far below the error of any price.
+RESOLUTION = 2.0**-16
+
+# Time, state, saved, transient are summed over a layer's nodes, workspace is maxed.
+_TIME_FIRST = np.zeros((len(Criterion), 5))
+_TIME_FIRST[Criterion.T_MICRO_BATCH, 0] = 1.0
+_TIME_FIRST[Criterion.STATE, 1] = 1.0
+_TIME_FIRST[Criterion.SAVED, 2] = 1.0
+_TIME_FIRST[Criterion.TRANSIENT, 3] = 1.0
+_TIME_FIRST[Criterion.WORKSPACE, 4] = 1.0
+
+
+@dataclass(frozen=True)
+class LayerTable:
+    """Rows of one layer class: values [R, 6] (columns `Criterion`), choice [R, nodes] into the problem's strategies."""
+
+    problem: LayerProblem
+    values: Array
+    choice: NDArray[np.int16]
+
+    @cached_property
+    def residual(self) -> Ints:
+        """The residual layout of each row at the layer's boundary, as tensor layouts [R, A]."""
+        node = self.problem.input if self.problem.input is not None else self.problem.output
+        assert node is not None
+        content = self.problem.nodes[node].content
+        assert isinstance(content, LayoutNode)
+        return content.forward[self.choice[:, node]]
+
+    def param(self, name: str) -> tuple[ParamNode, NDArray[np.int16]]:
+        """Return the node of the parameter `operator.parameter` and each row's strategy for it."""
+        index = param_node(self.problem, name)
+        content = self.problem.nodes[index].content
+        assert isinstance(content, ParamNode)
+        return content, self.choice[:, index]
+
+
+def param_node(problem: LayerProblem, name: str) -> int:
+    """Return the index of the node of the parameter `operator.parameter`."""
+    return next(index for index, node in enumerate(problem.nodes) if node.name == f"param:{name}")
+
+
+def restrict(problem: LayerProblem, zero: int) -> LayerProblem:
+    """Return the problem in which every parameter has the ZeRO stage `zero`."""
+    nodes = list(problem.nodes)
+    edges = list(problem.edges)
+    for index, node in enumerate(nodes):
+        if isinstance(node.content, ParamNode):
+            keep = node.content.zero == zero
+            content = replace(node.content, layouts=node.content.layouts[keep], zero=node.content.zero[keep])
+            nodes[index] = Node(node.name, content, node.terms[keep])
+            edges = [replace(edge, forward=edge.forward[:, keep], backward=edge.backward[:, keep])
+                     if edge.v == index else edge for edge in edges]
+    return replace(problem, nodes=tuple(nodes), edges=tuple(edges))
+
+
+def layer_table(problem: LayerProblem, recompute: Recompute, num_micro_batches: int, in_flight: tuple[float, float],
+                keep: Sequence[str] = ()) -> LayerTable:
+    """Return the complete Pareto set of a layer's rows, for each residual layout (and each layout of `keep`).
+
+    in_flight: the least and the most micro-batches in flight that can occur. A row is dropped if another is no worse in
+    time (a micro-batch's, plus a step's over the micro-batches), in state + k · saved at both extremes of k (hence at
+    all between), in transient bytes and in workspace. keep: parameters whose layout is kept apart too.
+    """
+    weights = criteria(recompute)
+    nodes = problem.nodes
+    if all(len(node.terms) == 1 for node in nodes):
+        choice = np.zeros((1, len(nodes)), np.int16)
+    else:
+        projection = _TIME_FIRST.copy()
+        projection[Criterion.T_STEP, 0] = 1.0 / num_micro_batches
+        forward, backward = conversion_weights(recompute)
+        boundaries = {node for node in (problem.input, problem.output) if node is not None}
+        kept = sorted(boundaries | {param_node(problem, name) for name in keep})
+        low, high = in_flight
+        functionals = np.array([[1, 0, 0, 0, 0], [0, 1, low, 0, 0], [0, 1, high, 0, 0], [0, 0, 0, 1, 0]], float)
+        choice = frontier([node.terms @ weights @ projection for node in nodes],
+                          [(edge.u, edge.v) for edge in problem.edges],
+                          [forward * edge.forward + backward * edge.backward for edge in problem.edges],
+                          kept, ("sum", "sum", "sum", "sum", "max"), functionals, resolution=RESOLUTION).choice
+    terms = np.array([problem.terms(row) for row in choice]).reshape(len(choice), -1)
+    return LayerTable(problem, terms @ weights, choice)
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best stage for each number of layers [n]: seconds, bytes at the peak (inf: nothing fits), combination."""
+
+    time: Array
+    step: Array
+    memory: Array
+    least_memory: Array
+    row: Ints
+
+
+@dataclass(frozen=True)
+class StageTable:
+    """All stages on one mesh at one recompute policy and ZeRO stage.
+
+    first, layer, last: tables of the first layer of the chain, of the repeated one and of the last one. whole: the last
+    layer's where the stage holds the first layer too and shares its storage (tied embeddings); else the same as `last`.
+    tied: the `operator.parameter` that first and last layer share, in each. neighbour: the two devices over which a
+    stage sends to the next. sends: sends a boundary per micro-batch and direction (virtual stages).
+    """
+
+    setting: Setting
+    recompute: Recompute
+    num_micro_batches: int
+    first: LayerTable
+    layer: LayerTable
+    last: LayerTable
+    whole: LayerTable
+    tied: tuple[str, str] | None
+    neighbour: Axis
+    sends: int = 1
+
+    def best(self, *, first: bool, last: bool, layers: Ints, in_flight: float) -> Best:
+        """Return the fastest combination of rows that fits, for stages of `layers` repeated layers each.
+
+        first, last: whether the stage holds the chain's first and last layer. Fastest: least m · time + step.
+        """
+        rows = self.combinations(first, last, bool((layers > 0).any()))
+        m, count = float(self.num_micro_batches), layers.astype(float)[None, :]
+        memory = peak_bytes(_of(rows, Criterion.STATE, count), _of(rows, Criterion.SAVED, count),
+                            np.maximum(rows.transient_fixed[:, None], (count > 0) * rows.transient_each[:, None]),
+                            in_flight, self.setting.runtime)
+        fits = memory <= self.setting.costs.cluster.device.memory_bytes
+        objective = m * _of(rows, Criterion.T_MICRO_BATCH, count) + _of(rows, Criterion.T_STEP, count)
+        row = np.where(fits, objective, np.inf).argmin(axis=0)
+        at = (row, np.arange(len(layers)))
+        bad = ~fits[at]
+        time, step = (rows.fixed[row, column] + layers * rows.each[row, column]
+                      for column in (Criterion.T_MICRO_BATCH, Criterion.T_STEP))
+        return Best(
+            time=np.where(bad, np.inf, time),
+            step=np.where(bad, np.inf, step),
+            memory=np.where(bad, np.inf, memory[at]),
+            least_memory=memory.min(axis=0),
+            row=np.where(bad, memory.argmin(axis=0), row),
+        )
+
+    def combinations(self, first: bool, last: bool, middle: bool) -> Combinations:
+        """Return every combination of rows of a stage that has those layers; kept for reuse."""
+        key = (first, last, middle)
+        if key not in self._combinations:
+            self._combinations[key] = self._combine(*key)
+        return self._combinations[key]
+
+    @cached_property
+    def _combinations(self) -> dict[tuple[bool, bool, bool], Combinations]:
+        return {}
+
+    def _combine(self, first: bool, last: bool, middle: bool) -> Combinations:
+        tail = self.whole if first else self.last
+        parts = [table for table, present in ((self.first, first), (self.layer, middle), (tail, last)) if present]
+        grids = np.meshgrid(*[np.arange(len(part.choice)) for part in parts], indexing="ij")
+        index = [grid.ravel() for grid in grids]
+        fixed = np.zeros((len(index[0]), len(Criterion)))
+        each = np.zeros_like(fixed)
+        for part, rows in zip(parts, index, strict=True):
+            target = each if part is self.layer else fixed
+            target += part.values[rows]
+        for left, right, a, b in zip(parts, parts[1:], index, index[1:], strict=False):
+            fixed[:, Criterion.T_MICRO_BATCH] += self._between(left, right)[a, b]
+        if not first:
+            fixed[:, Criterion.T_MICRO_BATCH] += self._send(parts[0])[index[0]]
+        if not last:
+            fixed[:, Criterion.T_MICRO_BATCH] += self._send(parts[-1])[index[-1]]
+        if self.tied is not None:
+            self._tie(first, last, parts, index, fixed)
+        transient = [part.values[rows][:, [Criterion.TRANSIENT, Criterion.WORKSPACE]].sum(axis=1)
+                     for part, rows in zip(parts, index, strict=True)]
+        none = np.zeros(len(index[0]))
+        of = {id(part): value for part, value in zip(parts, transient, strict=True)}
+        rows_of = {id(part): rows for part, rows in zip(parts, index, strict=True)}
+        absent = np.full(len(index[0]), -1)
+        return Combinations(
+            fixed=fixed, each=each,
+            transient_fixed=np.maximum(of.get(id(self.first), none), of.get(id(tail), none)),
+            transient_each=of.get(id(self.layer), none),
+            first=rows_of.get(id(self.first), absent), layer=rows_of.get(id(self.layer), absent),
+            last=rows_of.get(id(tail), absent),
+        )
+
+    def _residual(self) -> tuple[Operand, tuple[float, ...]]:
+        operand = self.layer.problem.layer.input
+        assert operand is not None
+        reader = next(op for op in self.layer.problem.layer.ops if operand.tensor in [o.tensor for o in op.inputs])
+        return operand, pricing.tensor_shape(reader, operand.dims, self.setting)
+
+    def _between(self, left: LayerTable, right: LayerTable) -> Array:
+        """Return the seconds a micro-batch between neighbouring layers, for every pair of their rows."""
+        _, shape = self._residual()
+        table = self.setting.conversions(shape)
+        a, b = codes_to_index(left.residual, len(shape)), codes_to_index(right.residual, len(shape))
+        forward, backward = conversion_weights(self.recompute)
+        result: Array = forward * table[a[:, None], b[None, :]] + backward * table[b[None, :], a[:, None]]
+        return result
+
+    def _send(self, part: LayerTable) -> Array:
+        """Return the seconds a micro-batch that a stage waits for its neighbour: one boundary tensor."""
+        _, shape = self._residual()
+        nbytes = pricing.local_bytes(part.residual, shape, self.setting)
+        return self.sends * np.asarray(self.setting.costs.p2p(nbytes, self.neighbour))
+
+    def _tie(self, first: bool, last: bool, parts: list[LayerTable], index: list[Ints], fixed: Array) -> None:
+        """Price tied embeddings: one layout where one stage holds both ends, a sum over both copies where two do."""
+        assert self.tied is not None
+        ends = [(parts[0], index[0], self.tied[0])] if first else []
+        ends += [(parts[-1], index[-1], self.tied[1])] if last else []
+        if first and last:
+            names = [_by_name(table, rows, name) for table, rows, name in ends]
+            fixed[(names[0] != names[1]).any(axis=1), Criterion.T_MICRO_BATCH] = np.inf
+            return
+        for table, rows, name in ends:
+            node, strategy = table.param(name)
+            numel = pricing.local_numel(node.op, node.param, node.layouts, self.setting)[strategy]
+            nbytes = numel * self.setting.workload.grad_bytes
+            seconds = np.asarray(self.setting.costs.all_reduce(nbytes, self.neighbour))
+            fixed[:, Criterion.T_STEP] += seconds[rows]
+
+
+@dataclass(frozen=True)
+class Combinations:
+    """C combinations of rows: criteria [C, 6] paid once and for each repeated layer, transient bytes, the rows."""
+
+    fixed: Array
+    each: Array
+    transient_fixed: Array
+    transient_each: Array
+    first: Ints
+    layer: Ints
+    last: Ints
+
+
+def _of(rows: Combinations, column: Criterion, count: Array) -> Array:
+    """Return one criterion of stages of `count` [1, n] repeated layers, [C, n]."""
+    result: Array = rows.fixed[:, column, None] + count * rows.each[:, column, None]
+    return result
+
+
+def _by_name(table: LayerTable, rows: Ints, name: str) -> NDArray[np.str_]:
+    """Return a tied parameter's layout in each combination by dim name, so that transposed copies compare."""
+    node, strategy = table.param(name)
+    names = np.array([*node.param.dims, "", ""])  # REPLICATED (-1) and PARTIAL (-2) are both whole
+    result: NDArray[np.str_] = names[node.layouts][strategy][rows]
+    return result
+

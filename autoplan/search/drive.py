@@ -1,0 +1,181 @@
+"""The search: bound every candidate, solve the promising ones, stop when the bound says so.
+
+Named recipes come first, since a plan that a runtime has a name for is worth more than one that is faster by less than
+the gap asked for; then candidates whose shardings are the ILP's, where their bound leaves room for such a gain.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from autoplan.search import free, probe
+from autoplan.search.pricer import ZERO_STAGES, Pricer
+from autoplan.search.solve import Solution, Variant, solve
+from autoplan.search.space import Candidate, Pins, candidates
+from autoplan.workload import Recompute
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A solution and the variant it solves."""
+
+    variant: Variant
+    solution: Solution
+
+    @property
+    def objective(self) -> float:
+        """Seconds of one step."""
+        return self.solution.objective
+
+
+@dataclass
+class Outcome:
+    """What a search found, best first, and what it proved. lower_bound: no plan in the searched space is faster."""
+
+    found: list[Found] = field(default_factory=list)
+    lower_bound: float = float("inf")
+    candidates: int = 0
+    pruned: int = 0
+    timed_out: bool = False
+
+    @property
+    def best(self) -> Found | None:
+        """The plan to return."""
+        return self.found[0] if self.found else None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """top: how many solutions to rank. gap: an improvement by less isn't worth leaving named recipes. deadline: a
+    `time.monotonic` after which the search returns what it has."""
+
+    top: int = 1
+    gap: float = 0.05
+    deadline: float = float("inf")
+
+    @property
+    def over(self) -> bool:
+        """Whether the deadline has passed."""
+        return time.monotonic() > self.deadline
+
+
+def policies(pricer: Pricer, pinned: Recompute | None) -> tuple[Recompute, ...]:
+    """Return the recompute policies worth pricing: with fused attention, selective keeps no less than none."""
+    if pinned is not None:
+        return (pinned,)
+    if pricer.costs.cluster.device.flash_attention:
+        return (Recompute.NONE, Recompute.FULL)
+    return tuple(Recompute)
+
+
+def zero_stages(candidate: Candidate, pinned: int | None) -> tuple[int, ...]:
+    """Return the ZeRO stages worth pricing: all are the same where nothing is data parallel."""
+    if pinned is not None:
+        return (pinned,)
+    replicas = candidate.mesh.shape[:-1] if candidate.roles is not None else candidate.mesh.shape
+    return ZERO_STAGES if any(size > 1 for size in replicas) else (0,)
+
+
+def search(pricer: Pricer, pins: Pins, limits: Limits, progress: Progress | None = None) -> Outcome:
+    """Return the best solutions under the pins, and what is proven of them."""
+    outcome = Outcome()
+    tell = progress or (lambda phase, done, total: None)
+    named = list(candidates(pricer.chain, pricer.cluster, pricer.workload, pins, named=True))
+    tell("bounding recipes", 0, len(named))
+    variants = _bound(pricer, named, pins, limits, outcome, tell)
+    _solve(pricer, variants, limits, outcome, tell, "solving recipes")
+    if not pins.fixes_roles:
+        _search_free(pricer, pins, limits, outcome, tell)
+    if outcome.best is not None:
+        outcome.lower_bound = min(outcome.lower_bound, outcome.best.objective)
+    return outcome
+
+
+def _bound(pricer: Pricer, named: Sequence[Candidate], pins: Pins, limits: Limits, outcome: Outcome,
+           tell: Progress) -> list[Variant]:
+    variants: list[Variant] = []
+    for done, candidate in enumerate(named, 1):
+        stages = zero_stages(candidate, pins.zero)
+        kinds = policies(pricer, pins.recompute)
+        outcome.candidates += len(stages) * len(kinds)
+        bounded = probe.bounds(pricer, candidate, kinds, stages)
+        outcome.pruned += len(stages) * len(kinds) - len(bounded)
+        variants += bounded
+        if done % 16 == 0 or done == len(named):
+            tell("bounding recipes", done, len(named))
+        if limits.over:
+            outcome.timed_out, outcome.lower_bound = True, 0.0
+            break
+    return variants
+
+
+def _solve(pricer: Pricer, variants: Iterable[Variant], limits: Limits, outcome: Outcome, tell: Progress,
+           phase: str) -> None:
+    """Solve variants in the order of their bounds until the rest can't enter the ranking."""
+    ordered = sorted(variants, key=lambda variant: variant.bound)  # stable: ties in the order of enumeration
+    for done, variant in enumerate(ordered):
+        tell(phase, done, len(ordered))
+        threshold = outcome.found[limits.top - 1].objective if len(outcome.found) >= limits.top else float("inf")
+        late = limits.over and bool(outcome.found)
+        if late or variant.bound >= threshold:
+            outcome.timed_out |= late and variant.bound < threshold
+            outcome.pruned += len(ordered) - done
+            outcome.lower_bound = min(outcome.lower_bound, variant.bound)
+            break
+        found = solve(pricer, variant.candidate, variant.recompute, variant.zero, upper_bound=threshold)
+        if found is not None:
+            _insert(outcome, Found(variant, found), limits)
+    tell(phase, len(ordered), len(ordered))
+
+
+def _insert(outcome: Outcome, found: Found, limits: Limits) -> None:
+    position = sum(other.objective <= found.objective for other in outcome.found)
+    outcome.found.insert(position, found)
+    del outcome.found[max(limits.top, 1):]
+
+
+def _search_free(pricer: Pricer, pins: Pins, limits: Limits, outcome: Outcome, tell: Progress) -> None:
+    """Look for shardings beyond the named recipes where they could gain more than the gap."""
+    wanted = outcome.best.objective * (1.0 - limits.gap) if outcome.best is not None else float("inf")
+    everything = list(candidates(pricer.chain, pricer.cluster, pricer.workload, pins, named=False))
+    variants: list[Variant] = []
+    for done, candidate in enumerate(everything, 1):
+        tell("bounding shardings", done, len(everything))
+        stages, kinds = zero_stages(candidate, pins.zero), policies(pricer, pins.recompute)
+        outcome.candidates += len(stages) * len(kinds)
+        bound = free.arithmetic_bound(pricer, candidate)
+        late = limits.over
+        if late or bound >= wanted:
+            outcome.timed_out |= late and bound < wanted
+            outcome.pruned += len(stages) * len(kinds)
+            outcome.lower_bound = min(outcome.lower_bound, bound)
+            continue
+        bounded, floor = free.bounds(pricer, candidate, kinds, stages, wanted)
+        outcome.pruned += len(stages) * len(kinds) - len(bounded)
+        outcome.lower_bound = min(outcome.lower_bound, floor)
+        variants += bounded
+    _solve_free(pricer, variants, limits, outcome, wanted, tell)
+
+
+def _solve_free(pricer: Pricer, variants: Iterable[Variant], limits: Limits, outcome: Outcome, wanted: float,
+                tell: Progress) -> None:
+    ordered = sorted(variants, key=lambda variant: variant.bound)
+    for done, variant in enumerate(ordered):
+        tell("solving shardings", done, len(ordered))
+        late = limits.over and bool(outcome.found)
+        if late or variant.bound >= wanted:
+            outcome.timed_out |= late and variant.bound < wanted
+            outcome.pruned += len(ordered) - done
+            outcome.lower_bound = min(outcome.lower_bound, variant.bound)
+            break
+        found = solve(pricer, variant.candidate, variant.recompute, variant.zero, upper_bound=wanted)
+        if found is None:
+            outcome.lower_bound = min(outcome.lower_bound, max(variant.bound, wanted))
+            continue
+        _insert(outcome, Found(variant, found), limits)
+        wanted = found.objective
+    tell("solving shardings", len(ordered), len(ordered))

@@ -1,0 +1,96 @@
+"""Builds the tables of stages, each once: problems are shared by everything that differs only in what they don't see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from autoplan.cluster import Axis, Cluster, Mesh
+from autoplan.cost.model import CostModel
+from autoplan.intraop.layer_problem import LayerProblem, layer_problem
+from autoplan.intraop.pricing import Setting
+from autoplan.intraop.tables import LayerTable, StageTable, layer_table, restrict
+from autoplan.model.graph import LayerClass
+from autoplan.runtimes import Runtime
+from autoplan.search.space import Candidate, Chain
+from autoplan.workload import Recompute, Workload
+
+ZERO_STAGES = (0, 1, 2, 3)
+
+
+@dataclass
+class Counters:
+    """What the search did: intra-operator problems built, tables solved, tables found in the cache."""
+
+    problems: int = 0
+    solves: int = 0
+    hits: int = 0
+
+
+@dataclass(frozen=True)
+class Problems:
+    """The problems of a chain's classes in one setting; `whole` is the last one's where both ends share storage."""
+
+    first: LayerProblem
+    layer: LayerProblem
+    last: LayerProblem
+    whole: LayerProblem
+
+
+@dataclass
+class Pricer:
+    """Prices stages of one chain on one cluster under one runtime and workload."""
+
+    chain: Chain
+    cluster: Cluster
+    costs: CostModel
+    runtime: Runtime
+    workload: Workload
+    counters: Counters = field(default_factory=Counters)
+    _problems: dict[object, Problems | None] = field(default_factory=dict)
+    _tables: dict[object, LayerTable] = field(default_factory=dict)
+    kept: dict[object, object] = field(default_factory=dict)  # what bounds have computed
+
+    def problems(self, mesh: Mesh, micro_batch: int, roles: tuple[str, ...] | None) -> Problems | None:
+        """Return the problems of all classes, with every ZeRO stage; None where the roles don't divide the model."""
+        key = (mesh, micro_batch, roles)
+        if key not in self._problems:
+            setting = Setting(mesh, self.costs, self.runtime, self.workload, micro_batch)
+            self._problems[key] = self._build(setting, roles)
+        return self._problems[key]
+
+    def _build(self, setting: Setting, roles: tuple[str, ...] | None) -> Problems | None:
+        def build(layer: LayerClass, shared: frozenset[str] = frozenset()) -> LayerProblem | None:
+            self.counters.problems += 1
+            return layer_problem(layer, setting, zero=ZERO_STAGES, roles=roles, shared=shared)
+
+        chain = self.chain
+        first, layer, last = build(chain.first), build(chain.layer), build(chain.last)
+        if first is None or layer is None or last is None:
+            return None
+        whole = last if chain.tied is None else build(chain.last, frozenset({chain.tied[1]}))
+        return None if whole is None else Problems(first, layer, last, whole)
+
+    def stage_table(self, candidate: Candidate, recompute: Recompute, zero: int, neighbour: Axis) -> StageTable | None:
+        """Return the table of all stages of a candidate at one recompute policy and ZeRO stage."""
+        problems = self.problems(candidate.mesh, candidate.micro_batch, candidate.roles)
+        if problems is None:
+            return None
+        m = candidate.num_micro_batches
+        tied = self.chain.tied
+        most = float(min(m, candidate.num_stages))
+
+        def table(problem: LayerProblem, keep: str | None = None) -> LayerTable:
+            key = (id(problem), recompute, zero, m if candidate.roles is None else None, most)
+            if key in self._tables:
+                self.counters.hits += 1
+            else:
+                self.counters.solves += 1
+                self._tables[key] = layer_table(restrict(problem, zero), recompute, m, (1.0, most),
+                                                () if keep is None else (keep,))
+            return self._tables[key]
+
+        first, layer = table(problems.first, tied and tied[0]), table(problems.layer)
+        last = table(problems.last, tied and tied[1])
+        whole = last if problems.whole is problems.last else table(problems.whole, tied and tied[1])
+        return StageTable(problems.layer.setting, recompute, m, first, layer, last, whole, tied, neighbour,
+                          candidate.virtual_stages)

@@ -1,0 +1,149 @@
+"""Cheap lower bounds of named candidates: what a recipe costs on its tensor-parallel group alone.
+
+Kernels and conversions of a named recipe don't depend on the data-parallel degree, so they are priced once a
+(recipe, tensor-parallel degree, micro-batch size); what data parallelism adds (gradient sync, gathers) is linear in
+bytes. The bound of a candidate leaves out nothing large, so few candidates need a table of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoplan.cluster import mesh
+from autoplan.cost.memory import usable_bytes
+from autoplan.cost.schedules import in_flight
+from autoplan.intraop.layer_problem import LayerProblem, LayoutNode, ParamNode
+from autoplan.intraop.pricing import Setting
+from autoplan.intraop.terms import NUM_TERMS, Criterion, Term, criteria
+from autoplan.search.bounds import UniformStages, interleaved_objective, objective
+from autoplan.search.pricer import Pricer
+from autoplan.search.solve import Variant, neighbour
+from autoplan.search.space import Candidate
+from autoplan.sharding import PARTIAL
+from autoplan.workload import Recompute, Schedule
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Of the first, the repeated and the last layer: summed terms [3, NUM_TERMS], each the least it can be, and the
+    bytes of weights and of gradients [3] that are synchronised over the data axes alone. boundary: bytes sent."""
+
+    terms: Array
+    weights: Array
+    gradients: Array
+    boundary: float
+
+
+def probe(pricer: Pricer, candidate: Candidate) -> Probe | None:
+    """Price a candidate's recipe on a mesh without data parallelism; None where it doesn't divide the model."""
+    shape = (1, *candidate.mesh.shape[1:])
+    alone = mesh(pricer.cluster, shape, candidate.mesh.names)
+    key = ("probe", alone, candidate.micro_batch_size, candidate.roles)
+    if key not in pricer.kept:
+        problems = pricer.problems(alone, candidate.micro_batch_size, candidate.roles)
+        pricer.kept[key] = None if problems is None else _probe((problems.first, problems.layer, problems.last))
+    found = pricer.kept[key]
+    assert found is None or isinstance(found, Probe)
+    return found
+
+
+def _probe(problems: Sequence[LayerProblem]) -> Probe:
+    terms = np.zeros((3, NUM_TERMS))
+    weights, gradients = np.zeros(3), np.zeros(3)
+    for index, problem in enumerate(problems):
+        for node in problem.nodes:
+            if isinstance(node.content, ParamNode):
+                least = node.terms[0]  # ZeRO stage 0: nothing is split without data parallelism
+                if not (node.content.layouts[0, 1:] == PARTIAL).any():
+                    weights[index] += least[Term.WEIGHTS]
+                    gradients[index] += least[Term.GRADIENTS]
+                keep = [Term.WEIGHTS, Term.GRADIENTS, Term.STATES, Term.OPTIMIZER]
+                terms[index, keep] += least[keep]
+            else:
+                terms[index] += node.terms.min(axis=0)
+        for edge in problem.edges:
+            terms[index, Term.CONVERT_FORWARD] += edge.forward.min()
+            terms[index, Term.CONVERT_BACKWARD] += edge.backward.min()
+    layer = problems[1]
+    assert layer.input is not None and isinstance(layer.nodes[layer.input].content, LayoutNode)
+    return Probe(terms, weights, gradients, float(layer.nodes[layer.input].terms[:, Term.BOUNDARY].min()))
+
+
+def bounds(pricer: Pricer, candidate: Candidate, policies: Sequence[Recompute], zeros: Sequence[int]) -> list[Variant]:
+    """Return the candidate's variants (recompute × ZeRO) that may fit, each with a lower bound of its step time."""
+    found = probe(pricer, candidate)
+    if found is None:
+        return []
+    variants = [(recompute, zero) for recompute in policies for zero in zeros]
+    stages = _stages(pricer, candidate, found, variants)
+    m = candidate.num_micro_batches
+    if candidate.schedule is Schedule.INTERLEAVED:
+        value = interleaved_objective(stages, m, candidate.virtual_stages)
+    else:
+        value = objective(stages, m)
+    return [Variant(candidate, recompute, zero, float(seconds))
+            for (recompute, zero), seconds in zip(variants, value, strict=True) if np.isfinite(seconds)]
+
+
+def _stages(pricer: Pricer, candidate: Candidate, found: Probe, variants: Sequence[tuple[Recompute, int]]) -> UniformStages:
+    count, p, dp = pricer.chain.count, candidate.num_stages, candidate.mesh.shape[0]
+    rates = _rates(pricer, candidate)
+    values = np.array([found.terms @ criteria(recompute) for recompute, _ in variants])  # [V, 3, 6]
+    zero = np.array([z for _, z in variants])[:, None]
+    split = [np.where(zero >= stage, float(dp), 1.0) for stage in (1, 2, 3)]
+    terms = found.terms[None]
+    state = (terms[..., Term.WEIGHTS] / split[2] + terms[..., Term.GRADIENTS] / split[1]
+             + terms[..., Term.STATES] / split[0])
+    time = values[..., Criterion.T_MICRO_BATCH].copy()
+    step = terms[..., Term.OPTIMIZER] / split[0]
+    if dp > 1:
+        reduce = found.gradients[None] * rates["reduce_scatter"]
+        gather = found.weights[None] * rates["all_gather"]
+        time += np.where(zero >= 2, reduce, 0.0) + np.where(zero == 3, 2 * gather, 0.0)
+        step = step + np.where(zero == 0, found.gradients[None] * rates["all_reduce"], 0.0)
+        step = step + np.where(zero == 1, reduce, 0.0) + np.where((zero == 1) | (zero == 2), gather, 0.0)
+    total_step = step[:, 0] + count * step[:, 1] + step[:, 2]
+    link = neighbour(pricer.cluster, candidate.mesh.num_devices)
+    send = candidate.virtual_stages * float(pricer.costs.p2p(found.boundary, link))
+    sends = 0.0 if p == 1 else send
+    return UniformStages(
+        count, p, time[:, 0] + sends, time[:, 1], time[:, 2] + sends, np.full(len(variants), 2 * sends),
+        room_for_layers(pricer, candidate, state, values[..., Criterion.SAVED]), total_step / p,
+    )
+
+
+def room_for_layers(pricer: Pricer, candidate: Candidate, state: Array, saved: Array) -> NDArray[np.int64]:
+    """Return an upper bound of the equal layers that fit on each stage, [V, p].
+
+    state, saved [V, 3]: lower bounds of the bytes of the first, a repeated and the last layer.
+    """
+    p, m = candidate.num_stages, candidate.num_micro_batches
+    held = np.array([in_flight(candidate.schedule, index, p, m, candidate.virtual_stages) for index in range(p)])
+    room = usable_bytes(pricer.cluster.device.memory_bytes, pricer.runtime)
+    fixed = np.zeros((len(state), p))
+    fixed[:, 0] += state[:, 0] + held[0] * saved[:, 0]
+    last = state[:, 2] + held[-1] * saved[:, 2]
+    if p > 1 or pricer.chain.tied is None:
+        fixed[:, -1] += last
+    most = np.floor((room - fixed) / (state[:, [1]] + held[None, :] * saved[:, [1]]) + 1e-9)
+    return np.clip(most, -1, pricer.chain.count).astype(np.int64)
+
+
+def _rates(pricer: Pricer, candidate: Candidate) -> dict[str, float]:
+    """Return seconds a byte of gradient and parameter collectives over the data axis."""
+    key = ("rates", candidate.mesh)
+    if key not in pricer.kept:
+        setting = Setting(candidate.mesh, pricer.costs, pricer.runtime, pricer.workload, candidate.micro_batch)
+        axes = tuple(range(len(candidate.mesh.shape) - 1))  # data and context
+        axes = tuple(axis for axis in axes if candidate.mesh.shape[axis] > 1)
+        pricer.kept[key] = {kind: setting.bucketed(kind, axes) if axes else 0.0
+                            for kind in ("all_reduce", "reduce_scatter", "all_gather")}
+    found = pricer.kept[key]
+    assert isinstance(found, dict)
+    return found

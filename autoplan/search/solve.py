@@ -1,0 +1,207 @@
+"""From a candidate to a solution: layers cut into stages, and the rows each stage uses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoplan.cluster import Axis, Cluster, Mesh, boundary
+from autoplan.cost.schedules import in_flight, pipeline_time
+from autoplan.interop import partition
+from autoplan.intraop.tables import StageTable
+from autoplan.intraop.terms import Criterion
+from autoplan.search.pricer import Pricer
+from autoplan.search.space import Candidate
+from autoplan.workload import Recompute, Schedule
+
+Array = NDArray[np.float64]
+Chunk = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class StageSolution:
+    """One stage: its chunks of the chain (first and last layer, inclusive), its mesh, and the rows it uses.
+
+    layers: how many equal layers it holds. time: seconds a micro-batch, step: seconds a step, memory: bytes at the
+    peak. zero, recompute, roles, micro_batch_size: how it runs.
+    """
+
+    chunks: tuple[Chunk, ...]
+    mesh: Mesh
+    table: StageTable
+    zero: int
+    roles: tuple[str, ...] | None
+    micro_batch_size: int
+    layers: int
+    in_flight: float
+    row: int
+    time: float
+    step: float
+    memory: float
+
+    @property
+    def recompute(self) -> Recompute:
+        """The stage's recompute policy."""
+        return self.table.recompute
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A whole pipeline. `objective`: seconds of one step."""
+
+    stages: tuple[StageSolution, ...]
+    num_micro_batches: int
+    schedule: Schedule
+    virtual_stages: int
+
+    @cached_property
+    def objective(self) -> float:
+        """Seconds of one step: the pipeline's time and the slowest stage's once-a-step work."""
+        times = [stage.time for stage in self.stages]
+        return (pipeline_time(self.schedule, times, self.num_micro_batches, self.virtual_stages)
+                + max(stage.step for stage in self.stages))
+
+    @property
+    def fits(self) -> bool:
+        """Whether every stage fits its devices' memory."""
+        return all(stage.memory <= stage.table.setting.costs.cluster.device.memory_bytes for stage in self.stages)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A candidate with everything chosen but the cut: recompute policy and ZeRO stage. bound: seconds."""
+
+    candidate: Candidate
+    recompute: Recompute
+    zero: int
+    bound: float
+
+
+def neighbour(cluster: Cluster, num_devices: int) -> Axis:
+    """Return the link between stages of `num_devices` devices: the slowest that any of them sends over."""
+    inside = boundary(cluster, num_devices)
+    if inside.size == 1 or cluster.num_nodes == 1 or not inside.is_local:
+        return inside
+    per_node = cluster.gpus_per_node // num_devices
+    return boundary(cluster, num_devices, per_node - 1)
+
+
+def useful_policies(pricer: Pricer, pinned: Recompute | None) -> tuple[Recompute, ...]:
+    """Return the recompute policies worth pricing: with fused attention, selective keeps no less than none."""
+    if pinned is not None:
+        return (pinned,)
+    if pricer.costs.cluster.device.flash_attention:
+        return (Recompute.NONE, Recompute.FULL)
+    return tuple(Recompute)
+
+
+def _held(candidate: Candidate, s: int) -> float:
+    return in_flight(candidate.schedule, candidate.num_stages - s, candidate.num_stages, candidate.num_micro_batches,
+                     candidate.virtual_stages)
+
+
+class UniformCosts:
+    """The costs of a uniform candidate's stages, as the partitioner asks for them (`interop.StageCosts`)."""
+
+    def __init__(self, pricer: Pricer, candidate: Candidate, table: StageTable) -> None:
+        self.count, self.candidate, self.table = pricer.chain.count, candidate, table
+        self.num_layers = pricer.chain.length
+        self.sizes = (1,)
+
+    def at(self, s: int) -> tuple[Array, Array]:
+        """Return time and step of the s-th stage from the end, [N, N+1, 1]."""
+        n, p = self.num_layers, self.candidate.num_stages
+        time = np.full((n, n + 1, 1), np.inf)
+        step = np.full((n, n + 1, 1), np.inf)
+        if s > p:
+            return time, step
+        first, last = s == p, s == 1
+        layers = np.arange(self.count + 1)
+        best = self.table.best(first=first, last=last, layers=layers, in_flight=_held(self.candidate, s))
+        if first and last:
+            time[0, n, 0], step[0, n, 0] = best.time[self.count], best.step[self.count]
+        elif first:
+            time[0, 1 + layers, 0], step[0, 1 + layers, 0] = best.time, best.step
+        elif last:
+            time[n - 1 - layers, n, 0], step[n - 1 - layers, n, 0] = best.time, best.step
+        else:
+            begin, end = np.meshgrid(np.arange(1, n - 1), np.arange(2, n), indexing="ij")
+            held = np.maximum(end - begin, 0)
+            valid = end > begin
+            time[begin, end, 0] = np.where(valid, best.time[held], np.inf)
+            step[begin, end, 0] = np.where(valid, best.step[held], np.inf)
+        return time, step
+
+
+def solve(pricer: Pricer, candidate: Candidate, recompute: Recompute, zero: int, *,
+          upper_bound: float = float("inf")) -> Solution | None:
+    """Cut the chain into the candidate's stages; None where nothing fits or is below `upper_bound` seconds."""
+    link = neighbour(pricer.cluster, candidate.mesh.num_devices)
+    table = pricer.stage_table(candidate, recompute, zero, link)
+    if table is None:
+        return None
+    if candidate.schedule is Schedule.INTERLEAVED:
+        found = interleaved(pricer, candidate, table, zero)
+        return found if found.fits and found.objective < upper_bound else None
+    p = candidate.num_stages
+    cut = partition(UniformCosts(pricer, candidate, table), num_micro_batches=candidate.num_micro_batches, num_quanta=p,
+                    max_stages=p, num_stages=p, upper_bound=upper_bound)
+    if cut is None:
+        return None
+    return assemble(pricer, candidate, table, zero, [((stage.first, stage.last),) for stage in cut.stages])
+
+
+def equal_cut(length: int, num_stages: int) -> list[tuple[Chunk, ...]]:
+    """Cut a chain into stages of equal layers, the first ones taking one more where they don't divide."""
+    count = length - 2
+    sizes = [count // num_stages + (index < count % num_stages) for index in range(num_stages)]
+    ends = 1 + np.cumsum(sizes)
+    starts = np.concatenate([[0], ends[:-1]])
+    ends[-1] = length
+    return [((int(a), int(b) - 1),) for a, b in zip(starts, ends, strict=True)]
+
+
+def interleaved(pricer: Pricer, candidate: Candidate, table: StageTable, zero: int) -> Solution:
+    """Give every stage v equal chunks, round robin; the first chunk takes the first layer, the last one the last."""
+    p, v = candidate.num_stages, candidate.virtual_stages
+    each = pricer.chain.count // (p * v)
+    n = pricer.chain.length
+    cuts = []
+    for stage in range(p):
+        chunks = []
+        for turn in range(v):
+            begin = 1 + (turn * p + stage) * each
+            chunks.append((0 if begin == 1 else begin, n - 1 if begin + each == n - 1 else begin + each - 1))
+        cuts.append(tuple(chunks))
+    return assemble(pricer, candidate, table, zero, cuts)
+
+
+def assemble(pricer: Pricer, candidate: Candidate, table: StageTable, zero: int,
+             cuts: Sequence[tuple[Chunk, ...]]) -> Solution:
+    """Return the solution with these chunks a stage, whether it fits or not (rows: fastest that fits, else smallest)."""
+    p, n = candidate.num_stages, pricer.chain.length
+    stages = []
+    for index, chunks in enumerate(cuts):
+        first, last = chunks[0][0] == 0, chunks[-1][1] == n - 1
+        layers = sum(b - a + 1 for a, b in chunks) - first - last
+        held = in_flight(candidate.schedule, index, p, candidate.num_micro_batches, candidate.virtual_stages)
+        stages.append(stage_solution(candidate, table, zero, chunks, first, last, layers, held))
+    return Solution(tuple(stages), candidate.num_micro_batches, candidate.schedule, candidate.virtual_stages)
+
+
+def stage_solution(candidate: Candidate, table: StageTable, zero: int, chunks: tuple[Chunk, ...], first: bool,
+                   last: bool, layers: int, held: float) -> StageSolution:
+    """Return one stage with its best rows."""
+    best = table.best(first=first, last=last, layers=np.array([layers]), in_flight=held)
+    row = int(best.row[0])
+    rows = table.combinations(first, last, layers > 0)
+    total = rows.fixed[row] + layers * rows.each[row]
+    memory = best.memory[0] if np.isfinite(best.memory[0]) else best.least_memory[0]
+    return StageSolution(chunks, candidate.mesh, table, zero, candidate.roles, candidate.micro_batch_size, layers, held,
+                         row, float(total[Criterion.T_MICRO_BATCH]), float(total[Criterion.T_STEP]), float(memory))
+
+

@@ -1,0 +1,164 @@
+"""What is searched: the uniform candidates (every stage the same submesh, mesh and micro-batch), enumerated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from autoplan.cluster import Cluster, Mesh, mesh, meshes, submesh_sizes
+from autoplan.cluster.mesh import divisors
+from autoplan.cost.schedules import legal
+from autoplan.errors import InputError
+from autoplan.model.graph import LayerClass, ModelGraph
+from autoplan.workload import Recompute, Schedule, Workload
+
+LARGEST_MICRO_BATCH = 64  # sequences a replica; larger ones only add memory
+MOST_VIRTUAL_STAGES = 8
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A model as the search sees it: a first layer, `count` equal layers, a last layer."""
+
+    model: ModelGraph
+    first: LayerClass
+    layer: LayerClass
+    last: LayerClass
+    count: int
+    tied: tuple[str, str] | None
+
+    @property
+    def length(self) -> int:
+        """Layers of the chain, both ends included."""
+        return self.count + 2
+
+
+def chain(model: ModelGraph) -> Chain:
+    """Return the chain of a model. Raises InputError for a model that is no such chain."""
+    inner = set(model.layers[1:-1])
+    if model.num_layers < 3 or len(inner) != 1 or model.layers[0] in inner or model.layers[-1] in inner:
+        raise InputError("only models of an embedding, equal layers and a head can be planned", where=model.name)
+    first, layer, last = model.layer(0), model.layer(1), model.layer(model.num_layers - 1)
+    tied = None
+    for op, param in last.params():
+        if param.tied is not None:
+            tied = (param.tied.split(".", 1)[1], f"{op.name}.{param.name}")
+            tied = (_owner(first, tied[0]), tied[1])
+    return Chain(model, first, layer, last, model.num_layers - 2, tied)
+
+
+def _owner(layer: LayerClass, param_name: str) -> str:
+    """Return `operator.parameter` of the parameter called `param_name` in `layer`."""
+    return next(f"{op.name}.{param.name}" for op, param in layer.params() if param.name == param_name)
+
+
+@dataclass(frozen=True)
+class Pins:
+    """What the user fixed; None is free. Degrees name a recipe: tp, dp, cp and sequence_parallel fix the roles."""
+
+    tp: int | None = None
+    pp: int | None = None
+    dp: int | None = None
+    cp: int | None = None
+    micro_batch_size: int | None = None
+    num_micro_batches: int | None = None
+    recompute: Recompute | None = None
+    zero: int | None = None
+    sequence_parallel: bool | None = None
+    schedule: Schedule | None = None
+    virtual_stages: int | None = None
+
+    @property
+    def fixes_roles(self) -> bool:
+        """Whether a pin demands a named recipe, so that the ILP isn't free to choose shardings."""
+        return (self.tp, self.dp, self.cp, self.sequence_parallel) != (None, None, None, None)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One uniform way to run: p equal submeshes with one logical mesh.
+
+    micro_batch_size: sequences one replica runs at a time, where mesh axis 0 is data parallel. roles: a role of the
+    runtime an axis, or None where the ILP chooses.
+    """
+
+    mesh: Mesh
+    num_stages: int
+    micro_batch_size: int
+    num_micro_batches: int
+    roles: tuple[str, ...] | None
+    schedule: Schedule = Schedule.ONE_F_ONE_B
+    virtual_stages: int = 1
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences of one micro-batch over all replicas."""
+        return self.micro_batch_size * self.mesh.shape[0]
+
+
+def candidates(chain_: Chain, cluster: Cluster, workload: Workload, pins: Pins, *, named: bool) -> Iterator[Candidate]:
+    """Yield the uniform candidates: named ones (every recipe and schedule), or those that leave shardings to the ILP."""
+    total = cluster.num_devices
+    sizes = set(submesh_sizes(cluster))
+    for p in divisors(total):
+        if p > chain_.length or total // p not in sizes or pins.pp not in (None, p):
+            continue
+        for shape in _meshes(cluster, total // p, pins):
+            for size in _micro_batch_sizes(workload, shape, pins):
+                m = workload.global_batch_size // (shape.shape[0] * size)
+                if pins.num_micro_batches not in (None, m):
+                    continue
+                if not named:
+                    if pins.schedule in (None, Schedule.ONE_F_ONE_B) and pins.virtual_stages in (None, 1):
+                        yield Candidate(shape, p, size, m, None)
+                    continue
+                for roles in _roles(shape, pins):
+                    for schedule, v in _schedules(chain_, p, m, pins):
+                        yield Candidate(shape, p, size, m, roles, schedule, v)
+
+
+def _meshes(cluster: Cluster, num_devices: int, pins: Pins) -> Iterator[Mesh]:
+    if (pins.cp or 1) > 1:
+        tp = pins.tp or 1
+        if num_devices % (tp * pins.cp) == 0:  # type: ignore[operator]
+            dp = num_devices // (tp * pins.cp)  # type: ignore[operator]
+            if pins.dp in (None, dp):
+                yield mesh(cluster, (dp, pins.cp, tp))  # type: ignore[arg-type]
+        return
+    found = meshes(cluster, num_devices)
+    if pins.tp is not None and num_devices % pins.tp == 0 and all(m.shape[1] != pins.tp for m in found):
+        found = (mesh(cluster, (num_devices // pins.tp, pins.tp)),)
+    for one in found:
+        if pins.tp in (None, one.shape[1]) and pins.dp in (None, one.shape[0]):
+            yield one
+
+
+def _micro_batch_sizes(workload: Workload, shape: Mesh, pins: Pins) -> tuple[int, ...]:
+    if workload.global_batch_size % shape.shape[0]:
+        return ()
+    sizes = divisors(workload.global_batch_size // shape.shape[0])
+    if pins.micro_batch_size is not None:
+        return tuple(size for size in sizes if size == pins.micro_batch_size)
+    return tuple(size for size in sizes if size <= LARGEST_MICRO_BATCH)
+
+
+def _roles(shape: Mesh, pins: Pins) -> tuple[tuple[str, ...], ...]:
+    before = ("data",) if len(shape.shape) == 2 else ("data", "context")
+    if shape.shape[-1] == 1:
+        return ((*before, "tensor"),) if not pins.sequence_parallel else ()
+    kinds = [("tensor", False), ("tensor_sequence", True)]
+    return tuple((*before, role) for role, sp in kinds if pins.sequence_parallel in (None, sp))
+
+
+def _schedules(chain_: Chain, p: int, m: int, pins: Pins) -> Iterator[tuple[Schedule, int]]:
+    if pins.schedule in (None, Schedule.ONE_F_ONE_B) and pins.virtual_stages in (None, 1):
+        yield Schedule.ONE_F_ONE_B, 1
+    if pins.schedule is Schedule.GPIPE and pins.virtual_stages in (None, 1):
+        yield Schedule.GPIPE, 1
+    if pins.schedule not in (None, Schedule.INTERLEAVED) or chain_.count % p:
+        return
+    each = chain_.count // p
+    for v in divisors(each):
+        if v <= MOST_VIRTUAL_STAGES and pins.virtual_stages in (None, v) \
+                and legal(Schedule.INTERLEAVED, p, m, v, each) is None:
+            yield Schedule.INTERLEAVED, v
