@@ -40,7 +40,7 @@ DEGREE = WholeNumber()
 @output_options
 def command(model: str, cluster: str, tp: int, pp: int, dp: int, cp: int, micro_batch_size: int,
             global_batch_size: int, zero: int, recompute: str, sequence_parallel: bool, schedule: str,
-            virtual_stages: int, runtime: str, grad_dtype: str | None, optimizer: str, precision: str,
+            virtual_stages: int, runtime: str, grad_dtype: str | None, optimizer: str, precision: str | None,
             seq_len: int | None, as_json: bool, output: str | None) -> int:
     """Price one configuration of training MODEL on CLUSTER. Exit code 1 where it doesn't fit the memory."""
     with output_file(output) as write:

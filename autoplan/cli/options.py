@@ -78,8 +78,8 @@ def workload_options(command: Callable[..., Any]) -> Callable[..., Any]:
                      help="Of accumulated gradients.  [default: the precision]"),
         click.option("--optimizer", type=click.Choice(sorted(OPTIMIZER_STATE_BYTES)), default="adam", show_default=True,
                      help="Its state is priced in time and memory."),
-        click.option("--precision", type=click.Choice(PRECISIONS), default="bf16", show_default=True,
-                     help="Of weights and activations."),
+        click.option("--precision", type=click.Choice(PRECISIONS),
+                     help="Of weights and activations.  [default: bf16, or what the device has]"),
         click.option("--seq-len", type=WholeNumber(), help="Tokens of a sequence.  [default: the model's]"),
     ):
         command = option(command)

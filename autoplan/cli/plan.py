@@ -39,13 +39,13 @@ CLUSTER is a name from `autoplan clusters list` or a cluster YAML, each optional
 @click.option("--solver", default="auto", show_default=True, metavar="auto|highs|pulp:NAME",
               help="What solves the integer programs.")
 @click.option("--time-limit", type=Real("SECONDS"), help="Stop searching then, and report the gap that is left.")
-@click.option("--gap", type=Real("FRACTION", 0.0, 1.0, closed=True), default=0.01, show_default=True,
+@click.option("--gap", type=Real("FRACTION", 0.0, 1.0, closed=True), default=0.05, show_default=True,
               help="Stop at a plan proven to be within this of the best.")
 @workload_options
 @output_options
 def command(model: str, cluster: str, global_batch_size: int | None, micro_batch_size: int | None, recompute: str,
             zero: int | None, fixes: tuple[str, ...], top: int, solver: str, time_limit: float | None, gap: float,
-            runtime: str, grad_dtype: str | None, optimizer: str, precision: str, seq_len: int | None, as_json: bool,
+            runtime: str, grad_dtype: str | None, optimizer: str, precision: str | None, seq_len: int | None, as_json: bool,
             output: str | None) -> int:
     """Search for the fastest plan that trains MODEL on CLUSTER and fits its memory."""
     fixed = parse_fixes(fixes)

@@ -212,6 +212,14 @@ class StageTable:
             last=rows_of.get(id(tail), absent),
         )
 
+    def sent(self, first: bool, last: bool, row: int, layers: int) -> float:
+        """Return the seconds a micro-batch that the stage with combination `row` waits for its neighbours."""
+        rows = self.combinations(first, last, layers > 0)
+        parts = ((self.first, rows.first), (self.layer, rows.layer), (self.whole if first else self.last, rows.last))
+        used = [(table, int(index[row])) for table, index in parts if index[row] >= 0]
+        seconds = 0.0 if first else float(self._send(used[0][0])[used[0][1]])
+        return seconds if last else seconds + float(self._send(used[-1][0])[used[-1][1]])
+
     def _residual(self) -> tuple[Operand, tuple[float, ...]]:
         operand = self.layer.problem.layer.input
         assert operand is not None

@@ -6,7 +6,7 @@ import math
 
 from autoplan.model.graph import KV_SEQ, TOKEN_DIMS, LayerClass, ModelGraph, Op
 
-DEFAULT_SEQ_LEN = 2048
+DEFAULT_SEQ_LEN = 8192  # tokens, where a model allows more and names no length of its own
 
 
 def parameters(graph: ModelGraph) -> dict[str, int]:
@@ -39,16 +39,21 @@ def kv_elements_per_token(graph: ModelGraph) -> int:
     return sum(per_class[index] for index in graph.layers)
 
 
+def default_seq_len(graph: ModelGraph) -> int:
+    """Return the model's own training length, else the shorter of its longest and `DEFAULT_SEQ_LEN`."""
+    own, longest = graph.facts.get("seq_len"), graph.facts.get("max_positions")
+    if isinstance(own, int):
+        return own
+    return min(longest, DEFAULT_SEQ_LEN) if isinstance(longest, int) else DEFAULT_SEQ_LEN
+
+
 def describe(graph: ModelGraph) -> dict[str, object]:
     """Return what there is to tell about a model, ready for JSON.
 
-    FLOPs are for sequences of `seq_len` tokens: the model's own default, else the shorter of its longest and 2,048.
+    FLOPs are for sequences of `seq_len` tokens (see `default_seq_len`).
     `kv_bytes_per_token` is for a cache of 16-bit elements.
     """
-    seq_len = graph.facts.get("seq_len")
-    if not isinstance(seq_len, int):
-        longest = graph.facts.get("max_positions")
-        seq_len = min(longest, DEFAULT_SEQ_LEN) if isinstance(longest, int) else DEFAULT_SEQ_LEN
+    seq_len = default_seq_len(graph)
     return {
         "name": graph.name,
         "facts": dict(graph.facts),

@@ -1,0 +1,111 @@
+"""The planner's front door: `plan` searches, `estimate` prices one configuration. Read this file first.
+
+plan: load → workload and pins → bound every candidate → solve the promising ones → the best, with its bound.
+estimate: the same path with every degree pinned.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from autoplan.cluster import Cluster
+from autoplan.cost.model import CostModel
+from autoplan.errors import InputError
+from autoplan.model.graph import ModelGraph
+from autoplan.plan.schema import Plan, SearchInfo, Timing
+from autoplan.runtimes import load as load_runtime
+from autoplan.search.assemble import plan_of
+from autoplan.search.diagnose import no_plan
+from autoplan.search.drive import Limits, Outcome, Progress, search
+from autoplan.search.pricer import Pricer
+from autoplan.search.request import check_pins, check_solver, pins_of, workload_of
+from autoplan.search.solve import Solution, fallback, solve
+from autoplan.search.space import Candidate, Pins, candidates, chain
+from autoplan.workload import Recompute, Workload
+
+__all__ = ["estimate", "plan"]
+
+
+def plan(model: ModelGraph, cluster: Cluster, *, global_batch_size: int | None = None, seq_len: int | None = None,
+         precision: str | None = None, optimizer: str = "adam", grad_dtype: str | None = None,
+         micro_batch_size: int | None = None, recompute: str | None = None, zero: int | None = None,
+         fix: Mapping[str, object] | None = None, top: int = 5, solver: str = "auto", time_limit: float | None = None,
+         gap: float = 0.05, runtime: str = "plain", progress: Progress | None = None) -> Plan:
+    """Return the fastest plan that trains `model` on `cluster` and fits its memory.
+
+    global_batch_size, seq_len, precision: None takes the model's and the device's defaults, and a note says so.
+    micro_batch_size, recompute, zero, fix: what is not left to the search (`fix`: tp, pp, dp, cp, zero,
+    micro_batch_size, num_micro_batches, recompute, sequence_parallel, schedule, virtual_stages). top: plans ranked.
+    solver: `auto`, `highs` or `pulp:NAME`. time_limit: seconds after which the best found is returned with its gap.
+    gap: a plan proven to be within this fraction of the fastest is good enough; plans that a runtime has a name for are
+    tried first. Raises InputError for bad input, NoPlanError with a diagnosis where nothing fits.
+    """
+    begin = time.perf_counter()
+    limits = Limits(top, gap, time.monotonic() + time_limit if time_limit is not None else float("inf"))
+    asked = workload_of(model, cluster, global_batch_size=global_batch_size, seq_len=seq_len, precision=precision,
+                        optimizer=optimizer, grad_dtype=grad_dtype)
+    given: dict[str, object] = {"micro_batch_size": micro_batch_size, "recompute": recompute, "zero": zero}
+    pins = pins_of({**(fix or {}), **{key: value for key, value in given.items() if value is not None}})
+    check_solver(solver)
+    pricer = _pricer(model, cluster, asked.workload, runtime, pins, solver)
+    outcome = search(pricer, pins, limits, progress)
+    if outcome.best is None:
+        raise no_plan(pricer, pins, timed_out=outcome.timed_out)
+    solutions = [found.solution for found in outcome.found]
+    info = _search_info(pricer, outcome, solver)
+    return plan_of(pricer, solutions[0], search=info, timing=Timing(wall_s=time.perf_counter() - begin),
+                   alternatives=solutions[1:], notes=asked.notes)
+
+
+def estimate(model: ModelGraph, cluster: Cluster, *, tp: int = 1, pp: int = 1, dp: int = 1, cp: int = 1,
+             micro_batch_size: int, global_batch_size: int, seq_len: int | None = None, precision: str | None = None,
+             optimizer: str = "adam", grad_dtype: str | None = None, zero: int = 0, recompute: str = "none",
+             sequence_parallel: bool = False, schedule: str = "1f1b", virtual_stages: int = 1,
+             runtime: str = "plain") -> Plan:
+    """Return what one configuration costs, as a plan; it may need more memory than a device has.
+
+    Layers are cut into stages as well as they can be under the memory. Raises InputError for a configuration that
+    can't be run: degrees that don't make up the cluster, or that don't divide the model or the batch.
+    """
+    begin = time.perf_counter()
+    asked = workload_of(model, cluster, global_batch_size=global_batch_size, seq_len=seq_len, precision=precision,
+                        optimizer=optimizer, grad_dtype=grad_dtype)
+    pins = pins_of({"tp": tp, "pp": pp, "dp": dp, "cp": cp, "micro_batch_size": micro_batch_size, "zero": zero,
+                    "recompute": recompute, "sequence_parallel": sequence_parallel and tp > 1, "schedule": schedule,
+                    "virtual_stages": virtual_stages})
+    pricer = _pricer(model, cluster, asked.workload, runtime, pins, "auto")
+    solution = _price(pricer, pins)
+    info = SearchInfo(lower_bound_s=None, gap=None, candidates=1, pruned=0, solves=pricer.counters.solves,
+                      solver="auto", status="estimate")
+    return plan_of(pricer, solution, search=info, timing=Timing(wall_s=time.perf_counter() - begin), notes=asked.notes)
+
+
+def _pricer(model: ModelGraph, cluster: Cluster, workload: Workload, runtime: str, pins: Pins, solver: str) -> Pricer:
+    rules = load_runtime(runtime)
+    chained = chain(model)
+    check_pins(pins, chained, cluster, workload, rules)
+    return Pricer(chained, cluster, CostModel(cluster, rules), rules, workload, solver)
+
+
+def _price(pricer: Pricer, pins: Pins) -> Solution:
+    found = list(candidates(pricer.chain, pricer.cluster, pricer.workload, pins, named=True))
+    if not found:
+        raise InputError("the cluster's nodes can't be cut into such stages", key="tp, pp, dp, cp",
+                         found=f"{pricer.cluster.num_devices // (pins.pp or 1)} devices a stage",
+                         allowed="a part of a node that divides it, or whole nodes")
+    candidate: Candidate = found[0]
+    recompute, zero = pins.recompute or Recompute.NONE, pins.zero or 0
+    solution = solve(pricer, candidate, recompute, zero) or fallback(pricer, candidate, recompute, zero)
+    if solution is None:
+        raise InputError("the model can't be split so", key="tp, dp, cp", found=candidate.mesh.shape)
+    return solution
+
+
+def _search_info(pricer: Pricer, outcome: Outcome, solver: str) -> SearchInfo:
+    assert outcome.best is not None
+    best = outcome.best.objective
+    bound = min(outcome.lower_bound, best)
+    return SearchInfo(lower_bound_s=bound, gap=1.0 - bound / best, candidates=outcome.candidates, pruned=outcome.pruned,
+                      solves=pricer.counters.solves, solver=solver,
+                      status="time_limit" if outcome.timed_out else "optimal")

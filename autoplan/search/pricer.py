@@ -45,6 +45,7 @@ class Pricer:
     costs: CostModel
     runtime: Runtime
     workload: Workload
+    solver: str = "auto"
     counters: Counters = field(default_factory=Counters)
     _problems: dict[object, Problems | None] = field(default_factory=dict)
     _tables: dict[object, LayerTable] = field(default_factory=dict)

@@ -48,6 +48,16 @@ class StageSolution:
         """The stage's recompute policy."""
         return self.table.recompute
 
+    @property
+    def first(self) -> bool:
+        """Whether it holds the chain's first layer."""
+        return self.chunks[0][0] == 0
+
+    @property
+    def last(self) -> bool:
+        """Whether it holds the chain's last layer."""
+        return sum(b - a + 1 for a, b in self.chunks) > self.layers + self.first
+
 
 @dataclass(frozen=True)
 class Solution:
@@ -88,15 +98,6 @@ def neighbour(cluster: Cluster, num_devices: int) -> Axis:
         return inside
     per_node = cluster.gpus_per_node // num_devices
     return boundary(cluster, num_devices, per_node - 1)
-
-
-def useful_policies(pricer: Pricer, pinned: Recompute | None) -> tuple[Recompute, ...]:
-    """Return the recompute policies worth pricing: with fused attention, selective keeps no less than none."""
-    if pinned is not None:
-        return (pinned,)
-    if pricer.costs.cluster.device.flash_attention:
-        return (Recompute.NONE, Recompute.FULL)
-    return tuple(Recompute)
 
 
 def _held(candidate: Candidate, s: int) -> float:
@@ -153,6 +154,16 @@ def solve(pricer: Pricer, candidate: Candidate, recompute: Recompute, zero: int,
     if cut is None:
         return None
     return assemble(pricer, candidate, table, zero, [((stage.first, stage.last),) for stage in cut.stages])
+
+
+def fallback(pricer: Pricer, candidate: Candidate, recompute: Recompute, zero: int) -> Solution | None:
+    """Return the candidate with equally cut layers and the rows that need least memory, though it doesn't fit."""
+    table = pricer.stage_table(candidate, recompute, zero, neighbour(pricer.cluster, candidate.mesh.num_devices))
+    if table is None:
+        return None
+    if candidate.schedule is Schedule.INTERLEAVED:
+        return interleaved(pricer, candidate, table, zero)
+    return assemble(pricer, candidate, table, zero, equal_cut(pricer.chain.length, candidate.num_stages))
 
 
 def equal_cut(length: int, num_stages: int) -> list[tuple[Chunk, ...]]:

@@ -1,0 +1,172 @@
+"""From what a user asks to what is searched: the workload with its defaults, and the pins, each checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TypeVar
+
+from autoplan.cluster import Cluster
+from autoplan.cost.schedules import legal
+from autoplan.errors import InputError
+from autoplan.model.facts import default_seq_len
+from autoplan.model.graph import ModelGraph
+from autoplan.runtimes import Runtime
+from autoplan.search.space import Chain, Pins
+from autoplan.workload import OPTIMIZER_STATE_BYTES, Precision, Recompute, Schedule, Workload
+
+E = TypeVar("E", Precision, Recompute, Schedule)
+
+DEFAULT_TOKENS = 2**22  # tokens of a step where neither the user nor the model says: 4 Mi, as Llama 2 was trained
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The workload, and what was assumed in it (a sentence each)."""
+
+    workload: Workload
+    notes: tuple[str, ...]
+
+
+def workload_of(model: ModelGraph, cluster: Cluster, *, global_batch_size: int | None, seq_len: int | None,
+                precision: str | None, optimizer: str, grad_dtype: str | None) -> Asked:
+    """Return the workload. Raises InputError for values that are not allowed or that the device doesn't support."""
+    notes = []
+    for key, value in (("global_batch_size", global_batch_size), ("seq_len", seq_len)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise InputError("must be a whole number of at least 1", key=key, found=value)
+    if seq_len is None:
+        seq_len = default_seq_len(model)
+        notes.append(f"sequences of {seq_len:,} tokens were assumed (--seq-len)")
+    longest = model.facts.get("max_positions")
+    if "position" in {param.name for layer in model.classes for _, param in layer.params()} \
+            and isinstance(longest, int) and seq_len > longest:
+        raise InputError("longer than the model's learned positions", key="seq_len", found=seq_len,
+                         allowed=f"at most {longest}")
+    if global_batch_size is None:
+        known = model.facts.get("global_batch_size")
+        global_batch_size = known if isinstance(known, int) else max(1, DEFAULT_TOKENS // seq_len)
+        notes.append(f"a global batch of {global_batch_size:,} sequences was assumed (--global-batch-size)")
+    supported = [one.value for one in Precision if one.value in cluster.device.peak_flops]
+    if precision is None:
+        precision = supported[0] if supported else "fp32"
+        if precision != "bf16":
+            notes.append(f"{precision} was assumed: {cluster.device.name} has no bf16 (--precision)")
+    if precision not in supported:
+        raise InputError(f"{cluster.device.name} doesn't support it", key="precision", found=precision,
+                         allowed=", ".join(supported))
+    if optimizer not in OPTIMIZER_STATE_BYTES:
+        raise InputError("unknown optimizer", key="optimizer", found=optimizer,
+                         allowed=", ".join(sorted(OPTIMIZER_STATE_BYTES)))
+    grads = _member(Precision, "grad_dtype", grad_dtype)
+    return Asked(Workload(global_batch_size, seq_len, Precision(precision), optimizer, grads), tuple(notes))
+
+
+def _member(kind: type[E], key: str, value: object) -> E | None:
+    if value is None:
+        return None
+    try:
+        return kind(value)
+    except ValueError:
+        raise InputError("unknown value", key=key, found=value, allowed=", ".join(kind)) from None
+
+
+def pins_of(fixed: Mapping[str, object]) -> Pins:
+    """Return the pins of a mapping with the keys of `Pins` (and `ep`). Raises InputError."""
+    known = {one.name for one in fields(Pins)}
+    values: dict[str, object] = {}
+    for key, value in fixed.items():
+        if value is None:
+            continue
+        if key == "ep":
+            if value != 1:
+                raise InputError("dense models have no experts to spread", key="ep", found=value, allowed="1")
+            continue
+        if key not in known:
+            raise InputError("unknown key", key=key, allowed=", ".join(sorted(known)))
+        values[key] = value
+    for key in ("tp", "pp", "dp", "cp", "micro_batch_size", "num_micro_batches", "virtual_stages"):
+        value = values.get(key)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise InputError("must be a whole number of at least 1", key=key, found=value)
+    if values.get("zero") not in (None, 0, 1, 2, 3):
+        raise InputError("unknown ZeRO stage", key="zero", found=values["zero"], allowed="0, 1, 2, 3")
+    values["recompute"] = _member(Recompute, "recompute", values.get("recompute"))
+    values["schedule"] = _member(Schedule, "schedule", values.get("schedule"))
+    return Pins(**values)  # type: ignore[arg-type]
+
+
+def check_pins(pins: Pins, chain: Chain, cluster: Cluster, workload: Workload, runtime: Runtime) -> None:
+    """Raise InputError where the pins can't be met whatever else is chosen."""
+    total = cluster.num_devices
+    degrees = {key: value for key in ("tp", "pp", "dp", "cp") if (value := getattr(pins, key)) is not None}
+    product = 1
+    for key, value in degrees.items():
+        product *= value
+        if total % value:
+            raise InputError(f"doesn't divide the {total} devices", key=key, found=value)
+    if total % product or (len(degrees.keys() - {"cp"}) == 3 and product != total):
+        said = " · ".join(f"{key} {value}" for key, value in degrees.items())
+        raise InputError(f"{said} = {product} devices, but the cluster has {total}", key=", ".join(degrees))
+    _check_model(pins, chain)
+    batch = workload.global_batch_size
+    for key in ("dp", "micro_batch_size", "num_micro_batches"):
+        value = getattr(pins, key)
+        if value is not None and batch % value:
+            raise InputError(f"doesn't divide the global batch of {batch}", key=key, found=value)
+    if pins.dp is not None and pins.micro_batch_size is not None and batch % (pins.dp * pins.micro_batch_size):
+        raise InputError(f"the global batch of {batch} is no multiple of dp {pins.dp} · micro-batch "
+                         f"{pins.micro_batch_size} = {pins.dp * pins.micro_batch_size}", key="global_batch_size")
+    if pins.cp is not None and workload.seq_len % pins.cp:
+        raise InputError(f"doesn't divide the sequence of {workload.seq_len}", key="cp", found=pins.cp)
+    if pins.sequence_parallel and pins.tp is not None and workload.seq_len % pins.tp:
+        raise InputError(f"sequence parallelism splits the sequence of {workload.seq_len} over tp", key="tp",
+                         found=pins.tp)
+    if pins.schedule is not None and pins.schedule not in runtime.schedules:
+        raise InputError(f"runtime {runtime.name} doesn't offer it", key="schedule", found=pins.schedule.value,
+                         allowed=", ".join(runtime.schedules))
+    _check_schedule(pins, chain, workload)
+
+
+def _check_model(pins: Pins, chain: Chain) -> None:
+    if pins.pp is not None and pins.pp > chain.count:
+        raise InputError(f"more stages than the model's {chain.count} layers", key="pp", found=pins.pp,
+                         allowed=f"at most {chain.count}")
+    if pins.tp is None:
+        return
+    for op in chain.layer.ops:
+        for name, what in (("heads", "attention heads"), ("ffn", "MLP width")):
+            size = op.static_sizes.get(name)
+            if size is not None and size % pins.tp:
+                raise InputError(f"doesn't divide the model's {what} ({size})", key="tp", found=pins.tp)
+
+
+def _check_schedule(pins: Pins, chain: Chain, workload: Workload) -> None:
+    interleaved = pins.schedule is Schedule.INTERLEAVED or (pins.virtual_stages or 1) > 1
+    if pins.schedule is not None and pins.schedule is not Schedule.INTERLEAVED and (pins.virtual_stages or 1) > 1:
+        raise InputError(f"only interleaved 1F1B has virtual stages, not {pins.schedule.value}", key="virtual_stages",
+                         found=pins.virtual_stages)
+    if not interleaved or pins.pp is None:
+        return
+    if chain.count % pins.pp:
+        raise InputError(f"interleaved 1F1B needs stages of equal layers; {chain.count} layers don't divide into "
+                         f"{pins.pp} stages", key="pp", found=pins.pp)
+    m = pins.num_micro_batches
+    if m is None and pins.dp is not None and pins.micro_batch_size is not None:
+        m = workload.global_batch_size // (pins.dp * pins.micro_batch_size)
+    if m is not None and pins.virtual_stages is not None:
+        reason = legal(Schedule.INTERLEAVED, pins.pp, m, pins.virtual_stages, chain.count // pins.pp)
+        if reason:
+            raise InputError(reason, key="schedule")
+
+
+def check_solver(solver: str) -> None:
+    """Raise InputError for a solver that isn't there."""
+    from autoplan.intraop.problem import IntraOpProblem
+    from autoplan.intraop.solve import solve
+
+    if solver != "auto":
+        import numpy as np
+
+        solve(IntraOpProblem(("probe",), (np.zeros(1),), (), ()), solver)
+
