@@ -146,8 +146,11 @@ def tensor_shape(op: Op, dims: tuple[str, ...], setting: Setting) -> tuple[float
 
 def local_bytes(layout: Ints, shape: tuple[float, ...], setting: Setting) -> Array:
     """Return the bytes one device holds of an activation of `shape` under the layouts [K, A]."""
-    split = np.where(layout >= 0, np.array(setting.mesh.shape), 1).prod(axis=1)
-    return float(np.prod(shape)) * setting.workload.precision.bytes / split
+    held = np.full(len(layout), float(setting.workload.precision.bytes))
+    for position, size in enumerate(shape):
+        split = np.where(layout == position, np.array(setting.mesh.shape), 1).prod(axis=1)
+        held = held * np.ceil(size / split)
+    return held
 
 
 def local_numel(op: Op, param: Param, layouts: Ints, setting: Setting) -> Array:

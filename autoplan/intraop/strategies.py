@@ -23,7 +23,7 @@ Array = NDArray[np.float64]
 
 NONE = -1  # a mesh axis given to no loop dim: its devices do the same work
 PADDED = ("vocab",)  # dims that are padded where they don't divide, as every runtime does with the vocabulary
-WHOLE_IF_UNEVEN = ("kv_heads",)  # dims that a named role leaves whole where they don't divide
+REPEATED = ("kv_heads",)  # dims that several devices may each hold the same part of: a key/value head for its queries
 
 
 @dataclass(frozen=True)
@@ -63,17 +63,23 @@ def enumerate_all(op: Op, sizes: Mapping[str, int], axis_sizes: tuple[int, ...],
     legal = np.ones(len(every), bool)
     for position, name in enumerate(dims):
         split = np.where(every == position, np.array(axis_sizes), 1).prod(axis=1)
-        size = sizes[name]
-        legal &= (split <= size) if name in PADDED else (size % split == 0)
+        legal &= splits(name, sizes[name], split)
     return every[legal]
+
+
+def splits(name: str, size: int, parts: Ints) -> NDArray[np.bool_]:
+    """Whether a dim of `size` can be split into so many parts: evenly, padded, or several devices a part."""
+    if name in PADDED:
+        return parts <= size
+    even = size % parts == 0
+    return even | (parts % size == 0) if name in REPEATED else even
 
 
 def pinned(op: Op, sizes: Mapping[str, int], axis_sizes: tuple[int, ...],
            roles: tuple[tuple[str, ...], ...]) -> Ints | None:
     """Return the one assignment [1, A] that the axes' roles demand, or None where it is not legal.
 
-    roles: for each axis the loop dims it splits, in order of preference. An operator takes the first that it has; one
-    that doesn't divide is left whole if it may be (`WHOLE_IF_UNEVEN`).
+    roles: for each axis the loop dims it splits, in order of preference. An operator takes the first that it has.
     """
     dims = [dim.name for dim in op.dims]
     can = splittable(op)
@@ -85,10 +91,7 @@ def pinned(op: Op, sizes: Mapping[str, int], axis_sizes: tuple[int, ...],
             row.append(NONE)
             continue
         parts = split.get(name, 1) * size
-        if sizes[name] % parts and name in WHOLE_IF_UNEVEN:
-            row.append(NONE)
-            continue
-        if (parts > sizes[name]) if name in PADDED else sizes[name] % parts:
+        if not splits(name, sizes[name], np.array([parts]))[0]:
             return None
         split[name] = parts
         row.append(dims.index(name))
@@ -124,11 +127,11 @@ def _operand(op: Op, assign: Ints, dims: list[str], tensor_dims: tuple[str, ...]
     for inner, outer in op.grouped:
         if inner not in tensor_dims:
             continue
-        left = np.full(len(assign), float(int(op.attr(inner) or 1)))
+        parts = np.ones(len(assign), np.int64)
         for axis, size in enumerate(axis_sizes):
-            follows = (assign[:, axis] == dims.index(outer)) & (left % size == 0)
+            follows = (assign[:, axis] == dims.index(outer)) & splits(inner, int(op.attr(inner) or 1), parts * size)
             layout[follows, axis] = tensor_dims.index(inner)
-            left = np.where(follows, left / size, left)
+            parts = np.where(follows, parts * size, parts)
     return layout
 
 

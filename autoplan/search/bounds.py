@@ -33,7 +33,18 @@ class UniformStages:
     step: Array
 
 
-def objective(stages: UniformStages, num_micro_batches: int) -> Array:
+@dataclass(frozen=True)
+class MemoryPrices:
+    """What memory costs in time at Q prices: a stage of L layers that fits takes at least L · layer − budget seconds.
+
+    layer [V, Q, p]: least seconds of a layer, its bytes paid for. budget [Q]: what all bytes of a device cost.
+    """
+
+    layer: Array
+    budget: Array
+
+
+def objective(stages: UniformStages, num_micro_batches: int, prices: MemoryPrices | None = None) -> Array:
     """Return for each variant Σ + (m − 1) · slowest + step, inf where the layers don't fit, [V]."""
     p, count = stages.num_stages, stages.count
     fixed = np.repeat(stages.middle[:, None], p, axis=1)
@@ -52,6 +63,9 @@ def objective(stages: UniformStages, num_micro_batches: int) -> Array:
         limit = limits[rows, index][:, None] * (1.0 + 1e-12)
         room = np.floor((limit - fixed) / stages.layer[:, None] + 1e-9)
         room = np.minimum(np.where(limit >= fixed, room, -1.0), stages.most)
+        if prices is not None:
+            paid = np.floor((limit[..., None] + prices.budget[:, None]) / prices.layer + 1e-9)  # [V, Q, p]
+            room = np.minimum(room, paid.min(axis=1))
         ok: NDArray[np.bool_] = (room >= least).all(axis=1) & (room.sum(axis=1) >= count)
         return ok
 

@@ -8,13 +8,14 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from autoplan.cost.memory import usable_bytes
 from autoplan.cost.model import CostModel
+from autoplan.cost.schedules import in_flight
 from autoplan.intraop.layer_problem import LayerProblem, ParamNode
-from autoplan.intraop.problem import IntraOpProblem
-from autoplan.intraop.solve.elimination import minimum
+from autoplan.intraop.solve.batch import minima
 from autoplan.intraop.terms import Criterion, conversion_weights, criteria
 from autoplan.model.facts import forward_flops_per_token
-from autoplan.search.bounds import UniformStages, objective
+from autoplan.search.bounds import MemoryPrices, UniformStages, objective
 from autoplan.search.pricer import Pricer
 from autoplan.search.probe import room_for_layers
 from autoplan.search.solve import Variant
@@ -23,6 +24,7 @@ from autoplan.workload import Recompute
 
 Array = NDArray[np.float64]
 
+PRICES = np.array([0.1, 0.3, 1.0])  # of all of a device's memory, in stage times
 LARGE = 2.0 ** np.arange(10, 16)  # sizes of square products, the largest of which run at the kernels' full speed
 
 
@@ -51,83 +53,67 @@ def bounds(pricer: Pricer, candidate: Candidate, policies: Sequence[Recompute], 
     """Return the candidate's variants (recompute × ZeRO) that may fit in less than `wanted` seconds, with lower bounds;
     and a lower bound of all the others.
 
-    Time, held bytes and saved bytes of each layer class are minimised one by one, by elimination; first what all
-    variants share, so that most fall before they are looked at alone.
+    Each layer class is relaxed on its own: its least time, its least bytes with the fewest and the most micro-batches
+    in flight, and its least time plus bytes at a few prices (a Lagrangian: a stage that fits pays for no byte beyond
+    its device's). All of them by one batched elimination a class.
     """
     problems = pricer.problems(candidate.mesh, candidate.micro_batch, candidate.roles)
     assert problems is not None
-    classes = [_Relaxation(problem) for problem in (problems.first, problems.layer, problems.last)]
-    m = candidate.num_micro_batches
-    together = [relaxed.seconds(Recompute.NONE, None, 1.0 / m) for relaxed in classes]
-    floor = _mixed(pricer, candidate, [0.0, 0.0, 0.0], together)
-    if floor >= wanted:
-        return [], floor
-    shared = [relaxed.seconds(Recompute.NONE, None, 0.0) for relaxed in classes]
-    floor = _mixed(pricer, candidate, shared, together)
-    if floor >= wanted:
-        return [], floor
-    floor = float("inf")
-    state = {zero: [relaxed.least(Criterion.STATE, Recompute.NONE, zero) for relaxed in classes] for zero in zeros}
-    saved = {policy: [relaxed.least(Criterion.SAVED, policy, None) for relaxed in classes] for policy in policies}
-    found = []
-    for policy in policies:
-        for zero in zeros:
-            most = room_for_layers(pricer, candidate, np.array([state[zero]]), np.array([saved[policy]]))
-            bound = _plain(pricer, candidate, shared, most)
-            if bound >= wanted:
-                floor = min(floor, bound)
-                continue
-            seconds = [relaxed.seconds(policy, zero, 0.0) for relaxed in classes]
-            with_step = [relaxed.seconds(policy, zero, 1.0 / m) for relaxed in classes]
-            bound = max(_plain(pricer, candidate, seconds, most), _mixed(pricer, candidate, seconds, with_step))
-            if bound < wanted:
-                found.append(Variant(candidate, policy, zero, bound))
-            else:
-                floor = min(floor, bound)
-    return found, floor
+    variants = [(policy, zero) for policy in policies for zero in zeros]
+    count, p, m = pricer.chain.count, candidate.num_stages, candidate.num_micro_batches
+    most_held = float(min(m, p))
+    room = usable_bytes(pricer.cluster.device.memory_bytes, pricer.runtime)
+    pace = wanted / (m + p - 1) if np.isfinite(wanted) else 1.0
+    prices = PRICES * pace / room
+    least = np.array([_relax(problem, variants, m, most_held, prices)
+                      for problem in (problems.first, problems.layer, problems.last)])  # [3, V, columns]
+    time, together, low, high = np.moveaxis(least[..., :4], -1, 0).swapaxes(1, 2)  # [V, 3]
+    saved = (high - low) / (most_held - 1.0) if most_held > 1 else np.zeros_like(low)
+    held = np.array([in_flight(candidate.schedule, index, p, m) for index in range(p)])
+    priced = least[1, :, 4:].reshape(len(variants), len(prices), 2)  # [V, prices, (fewest, most in flight)]
+    share = (held - 1.0) / (most_held - 1.0) if most_held > 1 else np.zeros(p)
+    along = priced[..., :1] * (1 - share) + priced[..., 1:] * share  # concave in the count, so a chord bounds it
+    none = np.zeros(len(variants))
+    stages = UniformStages(count, p, time[:, 0], time[:, 1], time[:, 2], none,
+                           room_for_layers(pricer, candidate, low - saved, saved), none)
+    plain = objective(stages, m, MemoryPrices(along, prices * room))
+    # J ≥ Σ time + (m − 1) · max (time + step/m): the slowest stage pays its step at least (m − 1)/m times
+    chain = np.array([1.0, count, 1.0])
+    mixed = time @ chain + (m - 1) * (together @ chain) / p
+    value = np.maximum(plain, mixed)
+    found = [Variant(candidate, policy, zero, float(seconds))
+             for (policy, zero), seconds in zip(variants, value, strict=True) if seconds < wanted]
+    return found, float(value[value >= wanted].min(initial=np.inf))
 
 
-def _plain(pricer: Pricer, candidate: Candidate, seconds: Sequence[float], most: NDArray[np.int64]) -> float:
-    """Return the step time with these seconds a micro-batch (first, repeated, last layer) and no once-a-step work."""
-    first, layer, last = (np.array([value]) for value in seconds)
-    none = np.zeros(1)
-    stages = UniformStages(pricer.chain.count, candidate.num_stages, first, layer, last, none, most, none)
-    return float(objective(stages, candidate.num_micro_batches)[0])
-
-
-def _mixed(pricer: Pricer, candidate: Candidate, seconds: Sequence[float], with_step: Sequence[float]) -> float:
-    """Return Σ time + (m − 1) · Σ (time + step/m) / p: the slowest stage pays its step at least (m − 1)/m times."""
-    chain = np.array([1.0, pricer.chain.count, 1.0])
-    share = (candidate.num_micro_batches - 1) / candidate.num_stages
-    return float(chain @ np.array(seconds) + share * (chain @ np.array(with_step)))
-
-
-class _Relaxation:
-    """One layer's problem with a single criterion minimised at a time."""
-
-    def __init__(self, problem: LayerProblem) -> None:
-        self.problem = problem
-        self.names = tuple(node.name for node in problem.nodes)
-        self.edges = tuple((edge.u, edge.v) for edge in problem.edges)
-        self.fits = tuple(np.where(np.isfinite(edge.forward + edge.backward), 0.0, np.inf) for edge in problem.edges)
-
-    def seconds(self, recompute: Recompute, zero: int | None, step_weight: float) -> float:
-        """Return the least seconds a micro-batch, plus `step_weight` times a step's; zero None: any ZeRO stage."""
-        weights = criteria(recompute)
-        forward, backward = conversion_weights(recompute)
-        column = weights[:, Criterion.T_MICRO_BATCH] + step_weight * weights[:, Criterion.T_STEP]
-        costs = tuple(forward * edge.forward + backward * edge.backward for edge in self.problem.edges)
-        return self._minimum(column, costs, zero)
-
-    def least(self, criterion: Criterion, recompute: Recompute, zero: int | None) -> float:
-        """Return the least bytes of one criterion."""
-        return self._minimum(criteria(recompute)[:, criterion], self.fits, zero)
-
-    def _minimum(self, column: Array, edge_costs: tuple[Array, ...], zero: int | None) -> float:
-        costs = []
-        for node in self.problem.nodes:
-            cost = node.terms @ column
-            if zero is not None and isinstance(node.content, ParamNode):
-                cost = np.where(node.content.zero == zero, cost, np.inf)
-            costs.append(cost)
-        return minimum(IntraOpProblem(self.names, tuple(costs), self.edges, edge_costs)).cost
+def _relax(problem: LayerProblem, variants: Sequence[tuple[Recompute, int]], num_micro_batches: int, most_held: float,
+           prices: Array) -> Array:
+    """Return [V, 4 + 2·prices]: least time, least time + step/m, least bytes with one and with `most_held` micro-batches
+    in flight, and for each price the least time + price · bytes with one and with `most_held` in flight."""
+    columns, edge_weights = [], []
+    for policy, _ in variants:
+        weights = criteria(policy)
+        t, step = weights[:, Criterion.T_MICRO_BATCH], weights[:, Criterion.T_STEP]
+        fewest = weights[:, Criterion.STATE] + weights[:, Criterion.SAVED]
+        most = weights[:, Criterion.STATE] + most_held * weights[:, Criterion.SAVED]
+        columns += [t, t + step / num_micro_batches, fewest, most]
+        columns += [t + price * held for price in prices for held in (fewest, most)]
+        forward, backward = conversion_weights(policy)
+        timed = [1.0, 1.0, 0.0, 0.0] + [1.0] * (2 * len(prices))
+        edge_weights += [(forward * on, backward * on) for on in timed]
+    matrix = np.array(columns).T
+    per_variant = len(columns) // len(variants)
+    zero = np.repeat([z for _, z in variants], per_variant)
+    costs = []
+    for node in problem.nodes:
+        cost = node.terms @ matrix
+        if isinstance(node.content, ParamNode):
+            cost = np.where(node.content.zero[:, None] == zero[None, :], cost, np.inf)
+        costs.append(cost)
+    ahead, back = np.array(edge_weights).T
+    edge_costs = []
+    for edge in problem.edges:
+        possible = np.isfinite(edge.forward)
+        seconds = np.where(possible, edge.forward, 0.0)[..., None] * ahead + edge.backward[..., None] * back
+        edge_costs.append(np.where(possible[..., None], seconds, np.inf))
+    return minima(costs, [(edge.u, edge.v) for edge in problem.edges], edge_costs).reshape(len(variants), per_variant)

@@ -28,12 +28,11 @@ class Counters:
 
 @dataclass(frozen=True)
 class Problems:
-    """The problems of a chain's classes in one setting; `whole` is the last one's where both ends share storage."""
+    """The problems of a chain's classes in one setting."""
 
     first: LayerProblem
     layer: LayerProblem
     last: LayerProblem
-    whole: LayerProblem
 
 
 @dataclass
@@ -60,16 +59,26 @@ class Pricer:
         return self._problems[key]
 
     def _build(self, setting: Setting, roles: tuple[str, ...] | None) -> Problems | None:
-        def build(layer: LayerClass, shared: frozenset[str] = frozenset()) -> LayerProblem | None:
-            self.counters.problems += 1
-            return layer_problem(layer, setting, zero=ZERO_STAGES, roles=roles, shared=shared)
+        built = [self._problem(layer, setting, roles) for layer in (self.chain.first, self.chain.layer, self.chain.last)]
+        first, layer, last = built
+        return None if first is None or layer is None or last is None else Problems(first, layer, last)
 
-        chain = self.chain
-        first, layer, last = build(chain.first), build(chain.layer), build(chain.last)
-        if first is None or layer is None or last is None:
-            return None
-        whole = last if chain.tied is None else build(chain.last, frozenset({chain.tied[1]}))
-        return None if whole is None else Problems(first, layer, last, whole)
+    def _problem(self, layer: LayerClass, setting: Setting, roles: tuple[str, ...] | None,
+                 shared: frozenset[str] = frozenset()) -> LayerProblem | None:
+        self.counters.problems += 1
+        return layer_problem(layer, setting, zero=ZERO_STAGES, roles=roles, shared=shared)
+
+    def _whole(self, problems: Problems, roles: tuple[str, ...] | None) -> LayerProblem:
+        """Return the last layer's problem in a stage that holds the first too: tied embeddings are stored once."""
+        if self.chain.tied is None:
+            return problems.last
+        key = ("whole", id(problems))
+        if key not in self.kept:
+            shared = frozenset({self.chain.tied[1]})
+            self.kept[key] = self._problem(self.chain.last, problems.last.setting, roles, shared)
+        found = self.kept[key]
+        assert isinstance(found, LayerProblem)
+        return found
 
     def stage_table(self, candidate: Candidate, recompute: Recompute, zero: int, neighbour: Axis) -> StageTable | None:
         """Return the table of all stages of a candidate at one recompute policy and ZeRO stage."""
@@ -92,6 +101,7 @@ class Pricer:
 
         first, layer = table(problems.first, tied and tied[0]), table(problems.layer)
         last = table(problems.last, tied and tied[1])
-        whole = last if problems.whole is problems.last else table(problems.whole, tied and tied[1])
+        alone = candidate.num_stages == 1
+        whole = table(self._whole(problems, candidate.roles), tied and tied[1]) if alone else last
         return StageTable(problems.layer.setting, recompute, m, first, layer, last, whole, tied, neighbour,
                           candidate.virtual_stages)
