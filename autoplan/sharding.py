@@ -5,7 +5,8 @@ splits, `REPLICATED`, or `PARTIAL` (every device holds a term of a sum that is s
 several axes split one dim, the earlier axis is the major one, so the order of axes is part of a layout.
 
 Conversions are shortest paths over single-axis steps: slice (free), all-gather, reduce-scatter, all-reduce, all-to-all,
-and permute where an axis is put in or taken out above a more minor axis of the same dim. This module knows bytes and
+and permute where an axis is put in or moved out above a more minor axis of the same dim. A gather or reduce-scatter
+can't do that by itself, since the parts would come in the wrong order: its path leads over a permute. This module knows bytes and
 steps; what a step costs in seconds is asked of the caller (`Price`), since prices live in `autoplan.cost`.
 """
 
@@ -65,14 +66,20 @@ def spec(layout: Layout, rank: int, axis_names: Sequence[str]) -> tuple[list[lis
     return dims, [name for code, name in zip(layout, axis_names, strict=True) if code == PARTIAL]
 
 
-def step_kind(layout: Layout, axis: int, code: int) -> Collective:
-    """Return what it takes to change `axis` of `layout` to `code` (another than it has, and not `PARTIAL`)."""
+def step_kind(layout: Layout, axis: int, code: int) -> Collective | None:
+    """Return what it takes to change `axis` of `layout` to `code` (another than it has, and not `PARTIAL`).
+
+    None where no single collective does: a gather or reduce-scatter above a more minor axis of the same dim.
+    """
     old = layout[axis]
-    if old == PARTIAL:
-        return Collective.ALL_REDUCE if code == REPLICATED else Collective.REDUCE_SCATTER
     minor = layout[axis + 1:]
-    if (old >= 0 and old in minor) or (code >= 0 and code in minor):
-        return Collective.PERMUTE if old == REPLICATED or code != REPLICATED else Collective.ALL_GATHER
+    reorders = (old >= 0 and old in minor) or (code >= 0 and code in minor)
+    if old == PARTIAL:
+        if code == REPLICATED:
+            return Collective.ALL_REDUCE
+        return None if reorders else Collective.REDUCE_SCATTER
+    if reorders:
+        return None if code == REPLICATED else Collective.PERMUTE
     if old == REPLICATED:
         return Collective.SLICE
     return Collective.ALL_GATHER if code == REPLICATED else Collective.ALL_TO_ALL
@@ -110,7 +117,9 @@ def steps(rank: int, num_axes: int) -> tuple[Step, ...]:
                 if code == source[axis]:
                     continue
                 target = (*source[:axis], code, *source[axis + 1:])
-                found.append(Step(where[source], where[target], axis, step_kind(source, axis, code)))
+                kind = step_kind(source, axis, code)
+                if kind is not None:
+                    found.append(Step(where[source], where[target], axis, kind))
     return tuple(found)
 
 

@@ -7,6 +7,7 @@ unrolled stage's ILP with the variables of equal layers tied.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,7 +21,7 @@ from autoplan.intraop import pricing
 from autoplan.intraop.layer_problem import LayerProblem, LayoutNode, Node, ParamNode
 from autoplan.intraop.pricing import Setting
 from autoplan.intraop.solve.frontier import frontier
-from autoplan.intraop.terms import Criterion, conversion_weights, criteria
+from autoplan.intraop.terms import NUM_TERMS, Criterion, conversion_weights, criteria
 from autoplan.model.graph import Operand
 from autoplan.sharding import codes_to_index
 from autoplan.workload import Recompute
@@ -30,6 +31,7 @@ Ints = NDArray[np.int64]
 
 # Rows that differ by less than this part of a layer's greatest total are one: far below the error of any price.
 RESOLUTION = 2.0**-16
+FEW = 16  # choices that are listed rather than eliminated
 
 # Time, state, saved, transient are summed over a layer's nodes, workspace is maxed.
 _TIME_FIRST = np.zeros((len(Criterion), 5))
@@ -93,23 +95,31 @@ def layer_table(problem: LayerProblem, recompute: Recompute, num_micro_batches: 
     all between), in transient bytes and in workspace. keep: parameters whose layout is kept apart too.
     """
     weights = criteria(recompute)
-    nodes = problem.nodes
-    if all(len(node.terms) == 1 for node in nodes):
-        choice = np.zeros((1, len(nodes)), np.int16)
+    sizes = [len(node.terms) for node in problem.nodes]
+    if math.prod(sizes) <= FEW:
+        choice = np.array(list(np.ndindex(*sizes)), np.int16)
+        choice = choice[[bool(np.isfinite(problem.terms(row)).all()) for row in choice]]
     else:
-        projection = _TIME_FIRST.copy()
-        projection[Criterion.T_STEP, 0] = 1.0 / num_micro_batches
-        forward, backward = conversion_weights(recompute)
-        boundaries = {node for node in (problem.input, problem.output) if node is not None}
-        kept = sorted(boundaries | {param_node(problem, name) for name in keep})
-        low, high = in_flight
-        functionals = np.array([[1, 0, 0, 0, 0], [0, 1, low, 0, 0], [0, 1, high, 0, 0], [0, 0, 0, 1, 0]], float)
-        choice = frontier([node.terms @ weights @ projection for node in nodes],
-                          [(edge.u, edge.v) for edge in problem.edges],
-                          [forward * edge.forward + backward * edge.backward for edge in problem.edges],
-                          kept, ("sum", "sum", "sum", "sum", "max"), functionals, resolution=RESOLUTION).choice
-    terms = np.array([problem.terms(row) for row in choice]).reshape(len(choice), -1)
+        choice = _frontier(problem, recompute, num_micro_batches, in_flight, keep)
+    terms = np.array([problem.terms(row) for row in choice]).reshape(len(choice), NUM_TERMS)
     return LayerTable(problem, terms @ weights, choice)
+
+
+def _frontier(problem: LayerProblem, recompute: Recompute, num_micro_batches: int, in_flight: tuple[float, float],
+              keep: Sequence[str]) -> NDArray[np.int16]:
+    """Return the choices of a layer's Pareto set by exact elimination."""
+    projection = _TIME_FIRST.copy()
+    projection[Criterion.T_STEP, 0] = 1.0 / num_micro_batches
+    weights = criteria(recompute) @ projection
+    forward, backward = conversion_weights(recompute)
+    boundaries = {node for node in (problem.input, problem.output) if node is not None}
+    kept = sorted(boundaries | {param_node(problem, name) for name in keep})
+    low, high = in_flight
+    functionals = np.array([[1, 0, 0, 0, 0], [0, 1, low, 0, 0], [0, 1, high, 0, 0], [0, 0, 0, 1, 0]], float)
+    return frontier([node.terms @ weights for node in problem.nodes],
+                    [(edge.u, edge.v) for edge in problem.edges],
+                    [forward * edge.forward + backward * edge.backward for edge in problem.edges],
+                    kept, ("sum", "sum", "sum", "sum", "max"), functionals, resolution=RESOLUTION).choice
 
 
 @dataclass(frozen=True)

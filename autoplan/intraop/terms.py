@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +52,7 @@ class Criterion(IntEnum):
     WORKSPACE = 5
 
 
+@cache
 def criteria(recompute: Recompute) -> Array:
     """Return the matrix [NUM_TERMS, 6] that turns summed terms into `(t_micro_batch, t_step, state, saved, transient,
     workspace)`.
@@ -74,6 +76,7 @@ def criteria(recompute: Recompute) -> Array:
     matrix[again, Criterion.T_MICRO_BATCH] += 1.0
     matrix[Term.SAVED, Criterion.TRANSIENT if recompute is Recompute.FULL else Criterion.SAVED] = 1.0
     matrix[Term.SCORES, Criterion.SAVED if recompute is Recompute.NONE else Criterion.TRANSIENT] = 1.0
+    matrix.flags.writeable = False  # shared
     return matrix
 
 

@@ -6,6 +6,7 @@ least slowest stage that leaves room for all layers under every stage's memory i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,13 +82,14 @@ def objective(stages: UniformStages, num_micro_batches: int, prices: MemoryPrice
     return np.where(possible, total + (num_micro_batches - 1) * slowest + stages.step, np.inf)
 
 
-def interleaved_objective(stages: UniformStages, num_micro_batches: int, virtual_stages: int) -> Array:
-    """Return for each variant the step time with equal stages cut into `virtual_stages` chunks, inf where they don't fit."""
+def interleaved_objective(stages: UniformStages, layers: Sequence[int], num_micro_batches: int,
+                          virtual_stages: int) -> Array:
+    """Return for each variant the step time with `layers` [p] on the stages and v chunks each, inf where they don't fit."""
     p = stages.num_stages
-    each = stages.count // p
+    each = np.array(layers)
     fixed = np.repeat(stages.middle[:, None], p, axis=1)
     fixed[:, 0], fixed[:, -1] = stages.first, stages.last
-    times = fixed + each * stages.layer[:, None]
+    times = fixed + each[None, :] * stages.layer[:, None]
     slowest = times.max(axis=1)
     total = num_micro_batches * slowest + (times.sum(axis=1) - slowest) / virtual_stages + stages.step
     return np.where((stages.most >= each).all(axis=1), total, np.inf)

@@ -10,20 +10,22 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from autoplan.search import free, probe
+from autoplan.search import free, probe, unequal
 from autoplan.search.pricer import ZERO_STAGES, Pricer
 from autoplan.search.solve import Solution, Variant, solve
 from autoplan.search.space import Candidate, Pins, candidates
-from autoplan.workload import Recompute
+from autoplan.workload import Recompute, Schedule
+
+UNEQUAL_GAP = 0.002  # limits of the slowest stage are thinned so far; the bound says what is left
 
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
 class Found:
-    """A solution and the variant it solves."""
+    """A solution and the variant it solves, None for unequal submeshes."""
 
-    variant: Variant
+    variant: Variant | None
     solution: Solution
 
     @property
@@ -90,6 +92,8 @@ def search(pricer: Pricer, pins: Pins, limits: Limits, progress: Progress | None
     _solve(pricer, variants, limits, outcome, tell, "solving recipes")
     if not pins.fixes_roles:
         _search_free(pricer, pins, limits, outcome, tell)
+        if pins.schedule in (None, Schedule.ONE_F_ONE_B) and pins.virtual_stages in (None, 1):
+            _search_unequal(pricer, pins, limits, outcome, tell)
     if outcome.best is not None:
         outcome.lower_bound = min(outcome.lower_bound, outcome.best.objective)
     return outcome
@@ -179,3 +183,31 @@ def _solve_free(pricer: Pricer, variants: Iterable[Variant], limits: Limits, out
         _insert(outcome, Found(variant, found), limits)
         wanted = found.objective
     tell("solving shardings", len(ordered), len(ordered))
+
+
+def _search_unequal(pricer: Pricer, pins: Pins, limits: Limits, outcome: Outcome, tell: Progress) -> None:
+    """Look for pipelines of unequal submeshes where they could gain more than the gap."""
+    wanted = outcome.best.objective * (1.0 - limits.gap) if outcome.best is not None else float("inf")
+    ordered = sorted(unequal.menus(pricer, pins), key=lambda menu: menu.bound)
+    zeros = (pins.zero,) if pins.zero is not None else ZERO_STAGES
+    for done, menu in enumerate(ordered):
+        tell("partitioning unequally", done, len(ordered))
+        outcome.candidates += 1
+        late = limits.over and bool(outcome.found)
+        if late or menu.bound >= wanted:
+            outcome.timed_out |= late and menu.bound < wanted
+            outcome.pruned += 1
+            outcome.lower_bound = min(outcome.lower_bound, menu.bound)
+            continue
+        kinds = policies(pricer, pins.recompute)
+        bound = unequal.rule_out(pricer, menu, kinds, zeros, pins, wanted, UNEQUAL_GAP)
+        if bound >= wanted:
+            outcome.pruned += 1
+            outcome.lower_bound = min(outcome.lower_bound, bound)
+            continue
+        found, bound = unequal.solve_menu(pricer, menu, kinds, zeros, pins, wanted, UNEQUAL_GAP)
+        outcome.lower_bound = min(outcome.lower_bound, bound)
+        if found is not None:
+            _insert(outcome, Found(None, found), limits)
+            wanted = found.objective
+    tell("partitioning unequally", len(ordered), len(ordered))

@@ -61,13 +61,20 @@ def bounds(pricer: Pricer, candidate: Candidate, policies: Sequence[Recompute], 
     assert problems is not None
     variants = [(policy, zero) for policy in policies for zero in zeros]
     count, p, m = pricer.chain.count, candidate.num_stages, candidate.num_micro_batches
+    chain = np.array([1.0, count, 1.0])
+    classes = (problems.first, problems.layer, problems.last)
+    # J ≥ Σ time + (m − 1) · max (time + step/m): the slowest stage pays its step at least (m − 1)/m times
+    together = np.array([_cheapest(problem, m) for problem in classes])
+    floor = float((m - 1) * (chain @ together) / p)
+    if floor >= wanted:
+        return [], floor
     most_held = float(min(m, p))
     room = usable_bytes(pricer.cluster.device.memory_bytes, pricer.runtime)
     pace = wanted / (m + p - 1) if np.isfinite(wanted) else 1.0
     prices = PRICES * pace / room
     least = np.array([_relax(problem, variants, m, most_held, prices)
-                      for problem in (problems.first, problems.layer, problems.last)])  # [3, V, columns]
-    time, together, low, high = np.moveaxis(least[..., :4], -1, 0).swapaxes(1, 2)  # [V, 3]
+                      for problem in classes])  # [3, V, columns]
+    time, with_step, low, high = np.moveaxis(least[..., :4], -1, 0).swapaxes(1, 2)  # [V, 3]
     saved = (high - low) / (most_held - 1.0) if most_held > 1 else np.zeros_like(low)
     held = np.array([in_flight(candidate.schedule, index, p, m) for index in range(p)])
     priced = least[1, :, 4:].reshape(len(variants), len(prices), 2)  # [V, prices, (fewest, most in flight)]
@@ -77,13 +84,20 @@ def bounds(pricer: Pricer, candidate: Candidate, policies: Sequence[Recompute], 
     stages = UniformStages(count, p, time[:, 0], time[:, 1], time[:, 2], none,
                            room_for_layers(pricer, candidate, low - saved, saved), none)
     plain = objective(stages, m, MemoryPrices(along, prices * room))
-    # J ≥ Σ time + (m − 1) · max (time + step/m): the slowest stage pays its step at least (m − 1)/m times
-    chain = np.array([1.0, count, 1.0])
-    mixed = time @ chain + (m - 1) * (together @ chain) / p
+    mixed = time @ chain + (m - 1) * (with_step @ chain) / p
     value = np.maximum(plain, mixed)
     found = [Variant(candidate, policy, zero, float(seconds))
              for (policy, zero), seconds in zip(variants, value, strict=True) if seconds < wanted]
     return found, float(value[value >= wanted].min(initial=np.inf))
+
+
+def _cheapest(problem: LayerProblem, num_micro_batches: int) -> float:
+    """Return the least time + step/m of a layer under any ZeRO stage, nothing recomputed."""
+    weights = criteria(Recompute.NONE)
+    column = weights[:, Criterion.T_MICRO_BATCH] + weights[:, Criterion.T_STEP] / num_micro_batches
+    costs = [node.terms @ column[:, None] for node in problem.nodes]
+    edge_costs = [(edge.forward + edge.backward)[..., None] for edge in problem.edges]
+    return float(minima(costs, [(edge.u, edge.v) for edge in problem.edges], edge_costs)[0])
 
 
 def _relax(problem: LayerProblem, variants: Sequence[tuple[Recompute, int]], num_micro_batches: int, most_held: float,

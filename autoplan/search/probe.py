@@ -22,7 +22,7 @@ from autoplan.intraop.terms import NUM_TERMS, Criterion, Term, criteria
 from autoplan.search.bounds import UniformStages, interleaved_objective, objective
 from autoplan.search.pricer import Pricer
 from autoplan.search.solve import Variant, neighbour
-from autoplan.search.space import Candidate
+from autoplan.search.space import Candidate, interleaved_layers
 from autoplan.sharding import PARTIAL
 from autoplan.workload import Recompute, Schedule
 
@@ -84,16 +84,33 @@ def bounds(pricer: Pricer, candidate: Candidate, policies: Sequence[Recompute], 
     stages = _stages(pricer, candidate, found, variants)
     m = candidate.num_micro_batches
     if candidate.schedule is Schedule.INTERLEAVED:
-        value = interleaved_objective(stages, m, candidate.virtual_stages)
+        layers = interleaved_layers(pricer.chain, candidate.num_stages, candidate.virtual_stages)
+        value = interleaved_objective(stages, layers, m, candidate.virtual_stages)
     else:
         value = objective(stages, m)
     return [Variant(candidate, recompute, zero, float(seconds))
             for (recompute, zero), seconds in zip(variants, value, strict=True) if np.isfinite(seconds)]
 
 
-def _stages(pricer: Pricer, candidate: Candidate, found: Probe, variants: Sequence[tuple[Recompute, int]]) -> UniformStages:
-    count, p, dp = pricer.chain.count, candidate.num_stages, candidate.mesh.shape[0]
-    rates = _rates(pricer, candidate)
+@dataclass(frozen=True)
+class LayerBounds:
+    """Lower bounds of the first, a repeated and the last layer for V variants (recompute × ZeRO), [V, 3].
+
+    time: seconds a micro-batch. step: seconds a step. state, saved: bytes held always, and a micro-batch in flight.
+    send: seconds a micro-batch of one boundary tensor to the next stage.
+    """
+
+    time: Array
+    step: Array
+    state: Array
+    saved: Array
+    send: float
+
+
+def layer_bounds(pricer: Pricer, candidate: Candidate, found: Probe,
+                 variants: Sequence[tuple[Recompute, int]]) -> LayerBounds:
+    """Return a probe's bounds with what data parallelism adds to them."""
+    dp = candidate.mesh.shape[0]
     values = np.array([found.terms @ criteria(recompute) for recompute, _ in variants])  # [V, 3, 6]
     zero = np.array([z for _, z in variants])[:, None]
     split = [np.where(zero >= stage, float(dp), 1.0) for stage in (1, 2, 3)]
@@ -103,19 +120,25 @@ def _stages(pricer: Pricer, candidate: Candidate, found: Probe, variants: Sequen
     time = values[..., Criterion.T_MICRO_BATCH].copy()
     step = terms[..., Term.OPTIMIZER] / split[0]
     if dp > 1:
+        rates = _rates(pricer, candidate)
         reduce = found.gradients[None] * rates["reduce_scatter"]
         gather = found.weights[None] * rates["all_gather"]
         time += np.where(zero >= 2, reduce, 0.0) + np.where(zero == 3, 2 * gather, 0.0)
         step = step + np.where(zero == 0, found.gradients[None] * rates["all_reduce"], 0.0)
         step = step + np.where(zero == 1, reduce, 0.0) + np.where((zero == 1) | (zero == 2), gather, 0.0)
-    total_step = step[:, 0] + count * step[:, 1] + step[:, 2]
     link = neighbour(pricer.cluster, candidate.mesh.num_devices)
     send = candidate.virtual_stages * float(pricer.costs.p2p(found.boundary, link))
-    sends = 0.0 if p == 1 else send
+    return LayerBounds(time, step, state, values[..., Criterion.SAVED], send)
+
+
+def _stages(pricer: Pricer, candidate: Candidate, found: Probe, variants: Sequence[tuple[Recompute, int]]) -> UniformStages:
+    count, p = pricer.chain.count, candidate.num_stages
+    layers = layer_bounds(pricer, candidate, found, variants)
+    total_step = layers.step[:, 0] + count * layers.step[:, 1] + layers.step[:, 2]
+    sends = 0.0 if p == 1 else layers.send
     return UniformStages(
-        count, p, time[:, 0] + sends, time[:, 1], time[:, 2] + sends, np.full(len(variants), 2 * sends),
-        room_for_layers(pricer, candidate, state, values[..., Criterion.SAVED]), total_step / p,
-    )
+        count, p, layers.time[:, 0] + sends, layers.time[:, 1], layers.time[:, 2] + sends,
+        np.full(len(variants), 2 * sends), room_for_layers(pricer, candidate, layers.state, layers.saved), total_step / p)
 
 
 def room_for_layers(pricer: Pricer, candidate: Candidate, state: Array, saved: Array) -> NDArray[np.int64]:

@@ -12,7 +12,7 @@ from autoplan.errors import InputError
 from autoplan.model.facts import default_seq_len
 from autoplan.model.graph import ModelGraph
 from autoplan.runtimes import Runtime
-from autoplan.search.space import Chain, Pins
+from autoplan.search.space import Chain, Pins, interleaved_slots
 from autoplan.workload import OPTIMIZER_STATE_BYTES, Precision, Recompute, Schedule, Workload
 
 E = TypeVar("E", Precision, Recompute, Schedule)
@@ -148,14 +148,15 @@ def _check_schedule(pins: Pins, chain: Chain, workload: Workload) -> None:
                          found=pins.virtual_stages)
     if not interleaved or pins.pp is None:
         return
-    if chain.count % pins.pp:
-        raise InputError(f"interleaved 1F1B needs stages of equal layers; {chain.count} layers don't divide into "
-                         f"{pins.pp} stages", key="pp", found=pins.pp)
+    v = pins.virtual_stages or 1
+    if v > 1 and not interleaved_slots(chain, pins.pp, v):
+        raise InputError(f"interleaved 1F1B needs equal chunks; {chain.count} layers (or {chain.length} with both ends) "
+                         f"don't divide into {pins.pp} stages of {v}", key="virtual_stages", found=v)
     m = pins.num_micro_batches
     if m is None and pins.dp is not None and pins.micro_batch_size is not None:
         m = workload.global_batch_size // (pins.dp * pins.micro_batch_size)
     if m is not None and pins.virtual_stages is not None:
-        reason = legal(Schedule.INTERLEAVED, pins.pp, m, pins.virtual_stages, chain.count // pins.pp)
+        reason = legal(Schedule.INTERLEAVED, pins.pp, m, v, v)
         if reason:
             raise InputError(reason, key="schedule")
 

@@ -15,7 +15,7 @@ from autoplan.interop import partition
 from autoplan.intraop.tables import StageTable
 from autoplan.intraop.terms import Criterion
 from autoplan.search.pricer import Pricer
-from autoplan.search.space import Candidate
+from autoplan.search.space import Candidate, interleaved_slots
 from autoplan.workload import Recompute, Schedule
 
 Array = NDArray[np.float64]
@@ -177,17 +177,17 @@ def equal_cut(length: int, num_stages: int) -> list[tuple[Chunk, ...]]:
 
 
 def interleaved(pricer: Pricer, candidate: Candidate, table: StageTable, zero: int) -> Solution:
-    """Give every stage v equal chunks, round robin; the first chunk takes the first layer, the last one the last."""
-    p, v = candidate.num_stages, candidate.virtual_stages
-    each = pricer.chain.count // (p * v)
-    n = pricer.chain.length
-    cuts = []
-    for stage in range(p):
-        chunks = []
-        for turn in range(v):
-            begin = 1 + (turn * p + stage) * each
-            chunks.append((0 if begin == 1 else begin, n - 1 if begin + each == n - 1 else begin + each - 1))
-        cuts.append(tuple(chunks))
+    """Give every stage v equal chunks, round robin (see `space.interleaved_slots`)."""
+    p, v, n = candidate.num_stages, candidate.virtual_stages, pricer.chain.length
+    each = interleaved_slots(pricer.chain, p, v)
+    ends_on_top = pricer.chain.count == each * p * v
+    sizes = np.full(p * v, each)
+    if ends_on_top:
+        sizes[[0, -1]] += 1
+    stops = np.cumsum(sizes)
+    starts = np.concatenate([[0], stops[:-1]])
+    assert stops[-1] == n
+    cuts = [tuple((int(starts[chunk]), int(stops[chunk]) - 1) for chunk in range(stage, p * v, p)) for stage in range(p)]
     return assemble(pricer, candidate, table, zero, cuts)
 
 

@@ -112,7 +112,7 @@ def candidates(chain_: Chain, cluster: Cluster, workload: Workload, pins: Pins, 
                     if pins.schedule in (None, Schedule.ONE_F_ONE_B) and pins.virtual_stages in (None, 1):
                         yield Candidate(shape, p, size, m, None)
                     continue
-                for roles in _roles(shape, pins):
+                for roles in roles_of(shape, pins):
                     for schedule, v in _schedules(chain_, p, m, pins):
                         yield Candidate(shape, p, size, m, roles, schedule, v)
 
@@ -142,7 +142,8 @@ def _micro_batch_sizes(workload: Workload, shape: Mesh, pins: Pins) -> tuple[int
     return tuple(size for size in sizes if size <= LARGEST_MICRO_BATCH)
 
 
-def _roles(shape: Mesh, pins: Pins) -> tuple[tuple[str, ...], ...]:
+def roles_of(shape: Mesh, pins: Pins) -> tuple[tuple[str, ...], ...]:
+    """Return the named recipes of a mesh: a role of the runtime for each axis."""
     before = ("data",) if len(shape.shape) == 2 else ("data", "context")
     if shape.shape[-1] == 1:
         return ((*before, "tensor"),) if not pins.sequence_parallel else ()
@@ -155,10 +156,28 @@ def _schedules(chain_: Chain, p: int, m: int, pins: Pins) -> Iterator[tuple[Sche
         yield Schedule.ONE_F_ONE_B, 1
     if pins.schedule is Schedule.GPIPE and pins.virtual_stages in (None, 1):
         yield Schedule.GPIPE, 1
-    if pins.schedule not in (None, Schedule.INTERLEAVED) or chain_.count % p:
+    if pins.schedule not in (None, Schedule.INTERLEAVED):
         return
-    each = chain_.count // p
-    for v in divisors(each):
-        if v <= MOST_VIRTUAL_STAGES and pins.virtual_stages in (None, v) \
-                and legal(Schedule.INTERLEAVED, p, m, v, each) is None:
+    for v in range(2, MOST_VIRTUAL_STAGES + 1):
+        slots = interleaved_slots(chain_, p, v)
+        if slots and pins.virtual_stages in (None, v) and legal(Schedule.INTERLEAVED, p, m, v, slots * v) is None:
             yield Schedule.INTERLEAVED, v
+
+
+def interleaved_slots(chain_: Chain, num_stages: int, virtual_stages: int) -> int:
+    """Return the layers of each of p · v equal chunks, or 0 where the chain doesn't divide.
+
+    Either the equal layers divide, and the ends come on top, or the whole chain does, and each end takes a layer's slot
+    (Megatron-LM's `account_for_embedding_in_pipeline_split` and its counterpart for the loss).
+    """
+    parts = num_stages * virtual_stages
+    if chain_.count % parts == 0:
+        return chain_.count // parts
+    return chain_.length // parts if chain_.length % parts == 0 else 0
+
+
+def interleaved_layers(chain_: Chain, num_stages: int, virtual_stages: int) -> tuple[int, ...]:
+    """Return the number of equal layers that each stage holds when its chunks are interleaved."""
+    each = interleaved_slots(chain_, num_stages, virtual_stages) * virtual_stages
+    ends = 0 if chain_.count == each * num_stages else 1
+    return tuple(each - ends * ((index == 0) + (index == num_stages - 1)) for index in range(num_stages))

@@ -1,0 +1,267 @@
+"""Pipelines whose stages have unequal submeshes: Alpa's partition over a menu of stage options, one micro-batch at a time.
+
+The menu holds, for each submesh size, the named ways of running a stage on it. On big clusters sizes are multiples of
+a quantum of devices. A uniform pipeline is a point of this space too, but the uniform search covers those finer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoplan.cluster import Cluster, Mesh, meshes, submesh_sizes
+from autoplan.cluster.mesh import divisors
+from autoplan.cost.memory import usable_bytes
+from autoplan.interop import Partition, StageCosts, partition
+from autoplan.intraop.tables import StageTable
+from autoplan.intraop.terms import Criterion, criteria
+from autoplan.search.pricer import Pricer
+from autoplan.search.probe import LayerBounds, layer_bounds, probe
+from autoplan.search.solve import Solution, neighbour, stage_solution
+from autoplan.search.space import LARGEST_MICRO_BATCH, Candidate, Pins, roles_of
+from autoplan.workload import Recompute, Schedule
+
+Array = NDArray[np.float64]
+
+MOST_QUANTA = 64
+MULTIPLES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # submesh sizes in quanta
+
+
+@dataclass(frozen=True)
+class Menu:
+    """The options at one micro-batch count: candidates by submesh size. bound: no pipeline of them is faster."""
+
+    num_micro_batches: int
+    quantum: int
+    options: tuple[tuple[int, tuple[Candidate, ...]], ...]
+    bound: float
+
+
+def sizes_of(cluster: Cluster) -> tuple[int, tuple[int, ...]]:
+    """Return the quantum of devices, and the submesh sizes that are tried."""
+    total = cluster.num_devices
+    legal = submesh_sizes(cluster)
+    quantum = next(size for size in legal if total % size == 0 and total // size <= MOST_QUANTA)
+    return quantum, tuple(size for size in legal if size % quantum == 0 and size // quantum in MULTIPLES)
+
+
+def menus(pricer: Pricer, pins: Pins) -> Iterator[Menu]:
+    """Yield a menu for each micro-batch count that the pins allow."""
+    batch, total = pricer.workload.global_batch_size, pricer.cluster.num_devices
+    quantum, sizes = sizes_of(pricer.cluster)
+    for m in divisors(batch):
+        if pins.num_micro_batches not in (None, m):
+            continue
+        options = tuple((size, tuple(_candidates(pricer, size, batch // m, m, pins))) for size in sizes)
+        options = tuple(option for option in options if option[1])
+        seconds = [(size, _least(pricer, some)) for size, some in options]
+        seconds = [(size, least) for size, least in seconds if np.isfinite(least)]
+        if not seconds:
+            continue
+        work = min(size * least for size, least in seconds)  # device-seconds of one micro-batch
+        largest = max(size for size, _ in seconds)
+        yield Menu(m, quantum, options, work / largest + (m - 1) * work / total)
+
+
+def _candidates(pricer: Pricer, size: int, micro_batch: int, m: int, pins: Pins) -> Iterator[Candidate]:
+    stages = pins.pp or min(pricer.chain.count, pricer.cluster.num_devices)
+    for shape in meshes(pricer.cluster, size):
+        each, rest = divmod(micro_batch, shape.shape[0])
+        if rest or each > LARGEST_MICRO_BATCH or pins.micro_batch_size not in (None, each):
+            continue
+        for roles in roles_of(shape, pins):
+            yield Candidate(shape, max(2, stages), each, m, roles)
+
+
+def _least(pricer: Pricer, options: Sequence[Candidate]) -> float:
+    """Return the least seconds a micro-batch that the whole chain takes under any of the options."""
+    weights = criteria(Recompute.NONE)[:, Criterion.T_MICRO_BATCH]
+    chain = np.array([1.0, pricer.chain.count, 1.0])
+    found = [probe(pricer, candidate) for candidate in options]
+    return min((float(chain @ (one.terms @ weights)) for one in found if one is not None), default=float("inf"))
+
+
+@dataclass(frozen=True)
+class _Way:
+    """One way of running a stage: its table, and what it was made from."""
+
+    candidate: Candidate
+    zero: int
+    table: StageTable
+
+
+def inside(values: Array) -> Array:
+    """Spread values by number of layers, 1 … count, over stages within the chain: [count, count + 2] by (first, end).
+
+    Row i is for stages that begin with layer i + 1 of the chain; those that end before they begin are inf.
+    """
+    count = len(values)
+    layers = np.arange(count + 2)[None, :] - np.arange(1, count + 1)[:, None]
+    padded = np.concatenate([values, [np.inf]])
+    return padded[np.where((layers >= 1) & (layers <= count), layers - 1, count)]
+
+
+class _MenuCosts:
+    """The costs of a menu's stages, as the partitioner asks for them (`interop.StageCosts`)."""
+
+    def __init__(self, pricer: Pricer, menu: Menu, ways: Sequence[Sequence[_Way]]) -> None:
+        self.count, self.m, self.ways = pricer.chain.count, menu.num_micro_batches, ways
+        self.num_layers = pricer.chain.length
+        self.sizes = tuple(size // menu.quantum for size, _ in menu.options)
+
+    def at(self, s: int) -> tuple[Array, Array]:
+        """Return time and step of the s-th stage from the end, [N, N+1, O]; a stage never holds the whole chain."""
+        n, held = self.num_layers, float(min(self.m, s))
+        shape = (n, n + 1, len(self.sizes))
+        time, step = np.full(shape, np.inf), np.full(shape, np.inf)
+        layers = np.arange(self.count + 1)
+        for option, ways in enumerate(self.ways):
+            if s == 1:
+                _, t, u = best_way(ways, self.m, False, True, layers, held)
+                time[n - 1 - layers, n, option], step[n - 1 - layers, n, option] = t, u
+                continue
+            _, t, u = best_way(ways, self.m, True, False, layers, held)
+            time[0, 1 + layers, option], step[0, 1 + layers, option] = t, u
+            _, t, u = best_way(ways, self.m, False, False, layers[1:], held)
+            time[1:n - 1, :n, option], step[1:n - 1, :n, option] = inside(t), inside(u)
+        return time, step
+
+
+def best_way(ways: Sequence[_Way], m: int, first: bool, last: bool, layers: NDArray[np.int64],
+             held: float) -> tuple[NDArray[np.int64], Array, Array]:
+    """Return the index of the fastest way that fits, its time and its step, for each number of layers [n]."""
+    found = [way.table.best(first=first, last=last, layers=layers, in_flight=held) for way in ways]
+    time, step = np.array([one.time for one in found]), np.array([one.step for one in found])
+    index = (m * time + step).argmin(axis=0)
+    at = (index, np.arange(len(layers)))
+    return index, time[at], step[at]
+
+
+class _BoundCosts:
+    """Lower bounds of a menu's stages, from the probes alone: what the partitioner needs to rule a menu out."""
+
+    def __init__(self, pricer: Pricer, menu: Menu, variants: Sequence[tuple[Recompute, int]]) -> None:
+        self.count, self.m, self.menu = pricer.chain.count, menu.num_micro_batches, menu
+        self.num_layers = pricer.chain.length
+        self.sizes = tuple(size // menu.quantum for size, _ in menu.options)
+        self.room = usable_bytes(pricer.cluster.device.memory_bytes, pricer.runtime)
+        self.bounds = [_undominated(pricer, options, variants) for _, options in menu.options]
+
+    def at(self, s: int) -> tuple[Array, Array]:
+        """Return lower bounds of time and step of the s-th stage from the end, [N, N+1, O]."""
+        n, held = self.num_layers, float(min(self.m, s))
+        shape = (n, n + 1, len(self.sizes))
+        time = np.full(shape, np.inf)
+        layers = np.arange(self.count + 1)
+        for option, bounds in enumerate(self.bounds):
+            if s == 1:
+                time[n - 1 - layers, n, option] = self._least(bounds, 2, layers, held)
+                continue
+            time[0, 1 + layers, option] = self._least(bounds, 0, layers, held)
+            inner = self._least(bounds, None, layers[1:], held)
+            time[1:n - 1, :n, option] = inside(inner)
+        return time, np.where(np.isfinite(time), 0.0, np.inf)
+
+    def _least(self, bounds: Array, end: int | None, layers: NDArray[np.int64], held: float) -> Array:
+        """Return the least seconds of a stage with `layers` [n] layers, and the first (0) or last (2) one if given."""
+        time, state, saved, send = bounds[:, 0:3], bounds[:, 3:6], bounds[:, 6:9], bounds[:, 9:]
+        seconds = layers * time[:, [1]] + send * (2 if end is None else 1)
+        nbytes = layers * (state[:, [1]] + held * saved[:, [1]])
+        if end is not None:
+            seconds = seconds + time[:, [end]]
+            nbytes = nbytes + state[:, [end]] + held * saved[:, [end]]
+        result: Array = np.where(nbytes <= self.room, seconds, np.inf).min(axis=0)
+        return result
+
+
+def _undominated(pricer: Pricer, options: Sequence[Candidate], variants: Sequence[tuple[Recompute, int]]) -> Array:
+    """Return the bounds of all ways of running a stage that no other beats: rows of time, state, saved [3 each], send."""
+    rows = []
+    for candidate in options:
+        found = probe(pricer, candidate)
+        if found is not None:
+            one = layer_bounds(pricer, candidate, found, variants)
+            send = np.full((len(variants), 1), one.send)
+            rows.append(np.concatenate([one.time, one.state, one.saved, send], axis=1))
+    every = np.unique(np.concatenate(rows), axis=0) if rows else np.full((1, 10), np.inf)
+    no_worse = (every[:, None, :] <= every[None, :, :]).all(axis=2)
+    return every[no_worse.sum(axis=0) == 1]
+
+
+def rule_out(pricer: Pricer, menu: Menu, policies: Sequence[Recompute], zeros: Sequence[int], pins: Pins,
+             upper_bound: float, gap: float) -> float:
+    """Return a lower bound of every pipeline of a menu, `upper_bound` if none can be below it."""
+    variants = [(policy, zero) for policy in policies for zero in zeros]
+    cut = _cut(pricer, menu, _BoundCosts(pricer, menu, variants), pins, upper_bound, gap)
+    return upper_bound if cut is None else cut.lower_bound
+
+
+def _cut(pricer: Pricer, menu: Menu, costs: StageCosts, pins: Pins, upper_bound: float, gap: float) -> Partition | None:
+    quanta = pricer.cluster.num_devices // menu.quantum
+    return partition(costs, num_micro_batches=menu.num_micro_batches, num_quanta=quanta,
+                     max_stages=min(pricer.chain.count, quanta), num_stages=pins.pp, upper_bound=upper_bound, gap=gap)
+
+
+def solve_menu(pricer: Pricer, menu: Menu, policies: Sequence[Recompute], zeros: Sequence[int], pins: Pins,
+               upper_bound: float, gap: float) -> tuple[Solution | None, float]:
+    """Return the best pipeline of a menu below `upper_bound` seconds, and a lower bound of all of them."""
+    ways = [_ways(pricer, some, policies, zeros) for _, some in menu.options]
+    kept = [(option, way) for option, way in zip(menu.options, ways, strict=True) if way]
+    if not kept:
+        return None, float("inf")
+    menu = Menu(menu.num_micro_batches, menu.quantum, tuple(option for option, _ in kept), menu.bound)
+    ways = [way for _, way in kept]
+    cut = _cut(pricer, menu, _MenuCosts(pricer, menu, ways), pins, upper_bound, gap)
+    if cut is None:
+        return None, upper_bound
+    return _solution(pricer, menu, ways, cut), cut.lower_bound
+
+
+def _ways(pricer: Pricer, options: Sequence[Candidate], policies: Sequence[Recompute],
+          zeros: Sequence[int]) -> list[_Way]:
+    """Return the tables of the options that no other beats in time and in bytes at both ends of the in-flight range."""
+    ways, scores = [], []
+    for candidate in options:
+        link = neighbour(pricer.cluster, candidate.mesh.num_devices)
+        for policy in policies:
+            for zero in zeros if candidate.mesh.shape[0] > 1 else zeros[:1]:
+                table = pricer.stage_table(candidate, policy, zero, link)
+                if table is None:
+                    continue
+                value = table.layer.values
+                held = float(min(candidate.num_micro_batches, candidate.num_stages))
+                time = value[:, Criterion.T_MICRO_BATCH] + value[:, Criterion.T_STEP] / candidate.num_micro_batches
+                state, saved = value[:, Criterion.STATE], value[:, Criterion.SAVED]
+                ways.append(_Way(candidate, zero, table))
+                scores.append((time.min(), (state + saved).min(), (state + held * saved).min()))
+    array = np.array(scores).reshape(-1, 3)
+    beaten = [(np.all(array <= row, axis=1) & np.any(array < row, axis=1)).any() for row in array]
+    return [way for way, is_beaten in zip(ways, beaten, strict=True) if not is_beaten]
+
+
+def _solution(pricer: Pricer, menu: Menu, ways: Sequence[Sequence[_Way]], cut: Partition) -> Solution | None:
+    stages, m = [], menu.num_micro_batches
+    for stage in cut.stages:
+        first, last = stage.first == 0, stage.last == pricer.chain.length - 1
+        layers = stage.last - stage.first + 1 - first - last
+        held = float(min(m, stage.from_end))
+        index, _, _ = best_way(ways[stage.option], m, first, last, np.array([layers]), held)
+        way = ways[stage.option][int(index[0])]
+        stages.append(stage_solution(way.candidate, way.table, way.zero, ((stage.first, stage.last),), first, last,
+                                     layers, held))
+    if not packs(pricer.cluster, [stage.mesh for stage in stages]):
+        return None
+    return Solution(tuple(stages), m, Schedule.ONE_F_ONE_B, 1)
+
+
+def packs(cluster: Cluster, shapes: Sequence[Mesh]) -> bool:
+    """Whether parts of nodes, packed larger ones first, never straddle two nodes."""
+    used = 0
+    for size in sorted((shape.num_devices for shape in shapes if shape.num_devices < cluster.gpus_per_node), reverse=True):
+        if used % cluster.gpus_per_node + size > cluster.gpus_per_node:
+            return False
+        used += size
+    return True
