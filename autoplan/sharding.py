@@ -6,8 +6,8 @@ several axes split one dim, the earlier axis is the major one, so the order of a
 
 Conversions are shortest paths over single-axis steps: slice (free), all-gather, reduce-scatter, all-reduce, all-to-all,
 and permute where an axis is put in or moved out above a more minor axis of the same dim. A gather or reduce-scatter
-can't do that by itself, since the parts would come in the wrong order: its path leads over a permute. This module knows bytes and
-steps; what a step costs in seconds is asked of the caller (`Price`), since prices live in `autoplan.cost`.
+can't do that by itself, since the parts would come in the wrong order: its path leads over a permute. This module knows
+bytes and steps; what a step costs in seconds is asked of the caller (`Price`), since prices live in `autoplan.cost`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Step:
 
 
 def spec(layout: Layout, rank: int, axis_names: Sequence[str]) -> tuple[list[list[str]], list[str]]:
-    """Return a layout as a partition spec: for each of `rank` dims its mesh axes (major first), and the partial axes."""
+    """Return a layout as a partition spec: the mesh axes of each of `rank` dims (major first), and the partial axes."""
     dims = [[name for code, name in zip(layout, axis_names, strict=True) if code == dim] for dim in range(rank)]
     return dims, [name for code, name in zip(layout, axis_names, strict=True) if code == PARTIAL]
 
@@ -148,7 +148,7 @@ def conversion_seconds(shape: Sequence[float], element_bytes: int, axis_sizes: S
     cost = np.full((count, count), np.inf)
     np.fill_diagonal(cost, 0.0)
     for kind, axis, source, target in _step_arrays(rank, num_axes):
-        if kind is Collective.SLICE or axis_sizes[axis] == 1:
+        if kind is Collective.SLICE:
             cost[source, target] = 0.0
         elif kind is Collective.ALL_TO_ALL:
             cost[source, target] = price(kind, held[source], axis)
@@ -157,6 +157,10 @@ def conversion_seconds(shape: Sequence[float], element_bytes: int, axis_sizes: S
         else:  # gathers and reductions: the whole tensor of one group
             whole = held[source] * np.where(all_layouts[source, axis] >= 0, axis_sizes[axis], 1)
             cost[source, target] = price(kind, whole, axis)
+    for axis, size in enumerate(axis_sizes):
+        if size == 1:  # one device has all parts, in any order
+            others = np.delete(all_layouts, axis, axis=1)
+            cost[(others[:, None] == others[None, :]).all(axis=2)] = 0.0
     for _ in range(max(1, int(np.ceil(np.log2(2 * num_axes))))):
         cost = (cost[:, :, None] + cost[None, :, :]).min(axis=1)
     return _with_partial_targets(cost, rank, num_axes)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from autoplan.cluster import Axis, Mesh
 from autoplan.cost.memory import state_bytes, update_bytes
 from autoplan.cost.model import CostModel
-from autoplan.intraop.strategies import Ints, OpStrategies
+from autoplan.intraop.strategies import REPEATED, Ints, OpStrategies
 from autoplan.intraop.terms import NUM_TERMS, Term
 from autoplan.model import ops
 from autoplan.model.graph import BATCH, KV_SEQ, SEQ, Op, Param
@@ -89,6 +89,16 @@ class Setting:
             self._bucket_rates[key] = float(getattr(self.costs, kind)(bucket, self.group(axes))) / bucket
         return self._bucket_rates[key]
 
+    def copies_rate(self, copies: int) -> float:
+        """Return the seconds a byte of an all-reduce between `copies` neighbours on the last mesh axis, 0 for one."""
+        if copies == 1:
+            return 0.0
+        last = self.mesh.axes[-1]
+        intra = math.gcd(copies, last.intra)
+        group = Axis(size=copies, intra=intra, nodes=copies // intra, sharing=last.intra * last.sharing // intra)
+        bucket = float(self.runtime.bucket_bytes)
+        return float(self.costs.all_reduce(bucket, group)) / bucket
+
     @cached_property
     def stream_rate(self) -> float:
         """Seconds a byte of a long memory-bound kernel."""
@@ -162,6 +172,16 @@ def local_numel(op: Op, param: Param, layouts: Ints, setting: Setting) -> Array:
     return numel
 
 
+def copies(op: Op, param: Param, layouts: Ints, setting: Setting) -> Ints:
+    """Return on how many devices each part of a split parameter is repeated (key/value heads), [K]."""
+    result = np.ones(len(layouts), np.int64)
+    for position, name in enumerate(param.dims):
+        if name in REPEATED:
+            split = np.where(layouts == position, np.array(setting.mesh.shape), 1).prod(axis=1)
+            result = result * np.maximum(1, split // op.static_sizes[name])
+    return result
+
+
 def param_terms(op: Op, param: Param, layouts: Ints, zeros: Sequence[int], setting: Setting, *,
                 shared: bool = False) -> Array:
     """Return the cost vectors [Z·K, NUM_TERMS] of storing a parameter at Z ZeRO stages in the layouts [K, A].
@@ -187,6 +207,8 @@ def param_terms(op: Op, param: Param, layouts: Ints, zeros: Sequence[int], setti
         terms[..., Term.REDUCE] = np.where(once, 0.0, gradient * reduce_scatter)
         terms[..., Term.GATHER_STEP] = np.where((zero == 1) | (zero == 2), weight * all_gather, 0.0)
         terms[..., Term.GATHER] = np.where(zero == 3, 2.0 * weight * all_gather, 0.0)  # forward and backward
+        repeated = np.array([setting.copies_rate(int(n)) for n in copies(op, param, layouts, setting)])
+        terms[..., Term.SYNC] += held.gradients / np.where(zero == 1, shards, 1.0) * repeated
         whole = np.where(zero == 3, weight, 0.0) + np.where(once, 0.0, gradient)
         terms[..., Term.TRANSIENT] = np.where(shards > 1, whole, 0.0)
     return terms.reshape(-1, NUM_TERMS)
