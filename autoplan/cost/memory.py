@@ -16,14 +16,14 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes one device holds always for a parameter."""
+    """Bytes one device holds always for a parameter, or for all of a stage."""
 
-    weights: Array
-    gradients: Array
-    states: Array
+    weights: Array | float
+    gradients: Array | float
+    states: Array | float
 
 
-def state_bytes(numel: Array, workload: Workload, zero: Ints, shards: Array) -> StateBytes:
+def state_bytes(numel: Array | float, workload: Workload, zero: Ints | int, shards: Array | float) -> StateBytes:
     """Return the bytes of parameters of `numel` local elements at ZeRO stages `zero`, data parallel over `shards`.
 
     ZeRO-1 splits the optimizer state over the group, ZeRO-2 the gradient too, ZeRO-3 the weight too (Rajbhandari et
@@ -47,13 +47,44 @@ def communication_bytes(runtime: Runtime) -> float:
     return 2.0 * runtime.bucket_bytes
 
 
-def peak_bytes(state: Array, saved: Array, transient: Array, in_flight: Array | float, runtime: Runtime) -> Array:
+def peak_bytes(state: Array | float, saved: Array | float, transient: Array | float, in_flight: Array | float,
+               runtime: Runtime) -> Array:
     """Return a device's peak: state, the activations of all micro-batches in flight, transient bytes, the reserve.
 
     (state + in_flight · saved + transient + communication buffers) · (1 + allocator's slack) + the framework's context.
     """
-    allocated = state + in_flight * saved + transient + communication_bytes(runtime)
+    allocated = np.asarray(state + in_flight * saved + transient + communication_bytes(runtime))
     return allocated * (1.0 + runtime.allocator_slack) + runtime.context_bytes
+
+
+@dataclass(frozen=True)
+class StageBytes:
+    """Bytes of one device of a stage at its peak, by cause.
+
+    weights, gradients, optimizer: held always (optimizer: moments and fp32 master copy). activations: saved for the
+    backward passes of all micro-batches in flight. transient: alive only while a layer runs. communication: buckets of
+    collectives. reserve: the framework's context and what the allocator loses. total: `peak_bytes` of these.
+    """
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    transient: float
+    communication: float
+    reserve: float
+    total: float
+
+
+def itemised(state: StateBytes, saved: float, transient: float, in_flight: float, runtime: Runtime) -> StageBytes:
+    """Return what `peak_bytes` adds up, item by item, for one stage: `state`'s arrays hold one element each."""
+    weights, gradients, optimizer = (float(held) for held in (state.weights, state.gradients, state.states))
+    activations, buckets = in_flight * saved, communication_bytes(runtime)
+    allocated = weights + gradients + optimizer + activations + transient + buckets
+    return StageBytes(
+        weights=weights, gradients=gradients, optimizer=optimizer, activations=activations, transient=transient,
+        communication=buckets, reserve=runtime.context_bytes + runtime.allocator_slack * allocated,
+        total=float(peak_bytes(weights + gradients + optimizer, saved, transient, in_flight, runtime)))
 
 
 def usable_bytes(memory_bytes: float, runtime: Runtime) -> float:

@@ -1,35 +1,48 @@
-"""`CostModel`: what a kernel or a collective costs on one cluster, in seconds."""
+"""`CostModel`: what a kernel or a collective costs on one cluster in seconds, and what a stage holds in bytes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from autoplan import runtimes
 from autoplan.cluster.mesh import group as group_of
 from autoplan.cluster.types import Axis
-from autoplan.cost import collectives, compute
+from autoplan.cost import collectives, compute, memory
 from autoplan.cost.kernels import Gemm, kernels
 from autoplan.errors import InputError
 
 if TYPE_CHECKING:
     from autoplan.cluster.types import Cluster
     from autoplan.cost.collectives import Curve, Operation
+    from autoplan.cost.memory import StageBytes
     from autoplan.runtimes import Runtime
+    from autoplan.workload import Workload
 
-Seconds = float | NDArray[np.float64]
-Group = Axis | int | Sequence[int]
+Array = NDArray[np.float64]
+Seconds = float | Array
+GroupName = Literal["node", "cluster"]
+Group = Axis | int | Sequence[int] | GroupName
 
 _ITEMSIZE = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 
 
 class CostModel:
-    """Prices of one cluster under one runtime.
+    """Prices of one cluster under one runtime (None: `plain`).
 
-    Sizes are numbers or arrays that broadcast; results are floats for scalar input, else arrays. All in SI units. Every
-    price is non-decreasing in every size and non-increasing in the device's and the links' speed.
+    Sizes are numbers or arrays that broadcast; results are floats for scalar input, else float64 arrays of the
+    broadcast shape. Seconds, bytes, FLOP, bytes/s; counts and lengths in elements. Every price is non-decreasing in
+    every size and non-increasing in the device's and the links' speed. A size of zero is no work and takes no time;
+    InputError for a size that is negative, NaN, infinite or no number.
+
+    A group of devices is one of: "node" (all GPUs of one node); "cluster" (all devices); a number n of consecutive
+    devices from device 0; a sequence of device ids, the same number on each node it touches; or an `Axis`, the only
+    form that says how many groups like it are active at once. InputError for a group that is empty, uneven, repeats a
+    device or isn't inside the cluster, and for an unknown name.
     """
 
     def __init__(self, cluster: Cluster, runtime: Runtime | None = None) -> None:
@@ -49,39 +62,75 @@ class CostModel:
         return flops[dtype]
 
     def matmul(self, m: ArrayLike, n: ArrayLike, k: ArrayLike, *, batch: ArrayLike = 1, dtype: str = "bf16") -> Seconds:
-        """Seconds of `batch` products C[m,n] = A[m,k]·B[k,n] (see `compute.matmul_time`)."""
-        device = self.cluster.device
-        return _out(compute.matmul_time(self._gemm(dtype), self.kernels.units, self.peak(dtype), device.hbm_bandwidth,
-                                        m, n, k, batch, _ITEMSIZE[dtype]))
+        """Seconds of `batch` products C[m,n] = A[m,k]·B[k,n] (see `compute.matmul_time`).
+
+        dtype: of operands and result. InputError if the device doesn't support it.
+        """
+        device, peak = self.cluster.device, self.peak(dtype)
+        m, n, k, batch = sizes = _checked(m=m, n=n, k=k, batch=batch)
+        return _priced(compute.matmul_time(self._gemm(dtype), self.kernels.units, peak, device.hbm_bandwidth,
+                                           m, n, k, batch, _ITEMSIZE[dtype]), *sizes)
 
     def attention(self, *, batch: ArrayLike, heads: ArrayLike, kv_heads: ArrayLike, q_len: ArrayLike, kv_len: ArrayLike,
                   head_dim: ArrayLike, causal: bool = True, dtype: str = "bf16", flash: bool | None = None,
                   backward: bool = False) -> Seconds:
         """Seconds of the attention core, from q, k and v to its output, or of its backward pass.
 
-        flash: fused (None: if the device has such kernels); otherwise two batched matmuls and passes over the scores.
+        batch: sequences. heads, kv_heads: of queries, and of keys and values. q_len, kv_len: positions of a sequence.
+        causal: the last query sees every key, each earlier one a key less. flash: fused (None: if the device has such
+        kernels); otherwise two batched matmuls and passes over the scores, masked or not. backward: the backward pass
+        alone. InputError if the device doesn't support `dtype`.
         """
         device, fits = self.cluster.device, self.kernels
         peak, itemsize = self.peak(dtype), _ITEMSIZE[dtype]
+        sizes = _checked(batch=batch, heads=heads, kv_heads=kv_heads, q_len=q_len, kv_len=kv_len, head_dim=head_dim)
+        b, h, g, q, kv, d = sizes
         if device.flash_attention if flash is None else flash:
-            return _out(compute.flash_time(
-                fits.attention, fits.units, peak, device.hbm_bandwidth, batch, heads, kv_heads, q_len, kv_len,
-                head_dim, causal=causal, backward=backward, itemsize=itemsize))
-        return _out(compute.unfused_time(
-            self._gemm(dtype), fits.memory["elementwise"], fits.units, peak, device.hbm_bandwidth, batch, heads, q_len,
-            kv_len, head_dim, backward=backward, itemsize=itemsize))
+            return _priced(compute.flash_time(
+                fits.attention, fits.units, peak, device.hbm_bandwidth, b, h, g, q, kv, d, causal=causal,
+                backward=backward, itemsize=itemsize), *sizes)
+        return _priced(compute.unfused_time(
+            self._gemm(dtype), fits.memory["elementwise"], fits.units, peak, device.hbm_bandwidth, b, h, q, kv, d,
+            backward=backward, itemsize=itemsize), *sizes)
 
     def memory_bound(self, nbytes: ArrayLike, kind: str = "mixed") -> Seconds:
-        """Seconds of an operator that reads and writes `nbytes` of device memory in all; zero bytes are free.
+        """Seconds of an operator that reads and writes `nbytes` of device memory in all.
 
         kind: "norm", "activation", "elementwise" (adds, softmax passes, optimizer), or "mixed", the fit over all three.
+        InputError for another kind.
         """
-        size = np.asarray(nbytes, dtype=np.float64)
-        time = compute.memory_time(self.kernels.memory[kind], self.cluster.device.hbm_bandwidth, size)
-        return _out(np.where(size > 0, time, 0.0))
+        if kind not in self.kernels.memory:
+            raise InputError("unknown kind of memory-bound operator", key="kind", found=kind,
+                             allowed=", ".join(self.kernels.memory))
+        (size,) = _checked(nbytes=nbytes)
+        return _priced(compute.memory_time(self.kernels.memory[kind], self.cluster.device.hbm_bandwidth, size), size)
 
     def _gemm(self, dtype: str) -> Gemm:
         return self.kernels.gemm_fp8 if dtype == "fp8" else self.kernels.gemm
+
+    # ------------------------------------------------------------ memory
+
+    def stage_bytes(self, num_params: float, *, workload: Workload, zero: int = 0, shards: int = 1,
+                    saved_bytes: float = 0.0, in_flight: float = 1.0, transient_bytes: float = 0.0,
+                    runtime: Runtime | None = None) -> StageBytes:
+        """Bytes that one device of a pipeline stage holds at its peak, by cause (see `memory.peak_bytes`).
+
+        num_params: parameters that the device computes with (after tensor parallelism, before ZeRO splits them).
+        workload: gives the bytes of a weight, a gradient and the optimizer state of a parameter. zero: ZeRO stage
+        0 to 3 over `shards` data-parallel devices. saved_bytes: activations that one micro-batch saves for its backward
+        pass, on this device. in_flight: micro-batches whose activations are held at once (`schedules.in_flight`; a
+        fraction under interleaving). transient_bytes: alive only while a layer runs. runtime: default the model's own.
+        InputError for a negative, NaN or infinite figure, a ZeRO stage that doesn't exist or less than one shard.
+        """
+        if zero not in (0, 1, 2, 3):
+            raise InputError("unknown ZeRO stage", key="zero", found=zero, allowed="0, 1, 2, 3")
+        if not isinstance(shards, int) or shards < 1:
+            raise InputError("the state of a parameter lies on at least one device", key="shards", found=shards,
+                             allowed="whole numbers from 1")
+        params, saved, held, transient = (float(size) for size in _checked(
+            num_params=num_params, saved_bytes=saved_bytes, in_flight=in_flight, transient_bytes=transient_bytes))
+        return memory.itemised(memory.state_bytes(params, workload, zero, float(shards)), saved, transient, held,
+                               runtime or self.runtime or runtimes.load("plain"))
 
     # ------------------------------------------------------------ communication
 
@@ -106,12 +155,55 @@ class CostModel:
         return self._collective("p2p", nbytes, group)
 
     def _collective(self, op: Operation, nbytes: ArrayLike, group: Group) -> Seconds:
-        axis = group if isinstance(group, Axis) else group_of(self.cluster, group)
+        axis = group if isinstance(group, Axis) else self._axis(group)
         found = self._curves.get((op, axis))
         if found is None:
+            _inside(self.cluster, axis)
             found = self._curves[op, axis] = collectives.curve(self.cluster, op, axis)
-        return _out(found(nbytes))
+        return _out(found(*_checked(nbytes=nbytes)))
+
+    def _axis(self, group: int | Sequence[int] | GroupName) -> Axis:
+        """Return what a number of devices, their ids or a name stands for."""
+        if isinstance(group, str):
+            if group not in get_args(GroupName):
+                raise InputError("unknown group of devices", where=self.cluster.name, key="group", found=group,
+                                 allowed='"node", "cluster", a number of devices, device ids or an Axis')
+            return group_of(self.cluster, self.cluster.gpus_per_node if group == "node" else self.cluster.num_devices)
+        try:
+            return group_of(self.cluster, group)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"no group of devices that can be priced: {error}", where=self.cluster.name, key="group",
+                             allowed="devices of the cluster, each once, equally many on each node") from error
 
 
-def _out(time: NDArray[np.float64]) -> Seconds:
+def _inside(cluster: Cluster, axis: Axis) -> None:
+    """Raise InputError unless the cluster has the nodes, and each node the devices, that a group spans."""
+    if axis.intra > cluster.gpus_per_node or axis.nodes > cluster.num_nodes:
+        raise InputError("the group is larger than the cluster", where=cluster.name, key="group", found=axis,
+                         allowed=f"intra ≤ {cluster.gpus_per_node}, nodes ≤ {cluster.num_nodes}")
+
+
+def _checked(**sizes: ArrayLike) -> tuple[Array, ...]:
+    """Return sizes as arrays. InputError, naming the argument, unless every element is a number from 0 to below ∞."""
+    checked = []
+    for name, value in sizes.items():
+        try:
+            size = np.asarray(value, dtype=np.float64)
+        except (TypeError, ValueError):
+            size = np.array(np.nan)
+        if not ((size >= 0) & (size < np.inf)).all():
+            raise InputError("a size can't be negative, infinite or no number", key=name, found=value, allowed="≥ 0")
+        checked.append(size)
+    return tuple(checked)
+
+
+def _priced(time: Array, *sizes: Array) -> Seconds:
+    """Return the time of work of `sizes`, which is no work, and free, where any of them is zero."""
+    if all(size.all() for size in sizes):
+        return _out(time)
+    work = np.asarray(math.prod(size > 0 for size in sizes))
+    return _out(np.where(work, time, 0.0))
+
+
+def _out(time: Array) -> Seconds:
     return float(time) if time.ndim == 0 else time

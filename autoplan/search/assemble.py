@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autoplan.cluster import Cluster
-from autoplan.cost.memory import communication_bytes
+from autoplan.cost.memory import StateBytes, itemised
 from autoplan.cost.schedules import pipeline_time
 from autoplan.intraop.layer_problem import LayerProblem, ParamNode
 from autoplan.intraop.strategies import OpStrategies
@@ -183,17 +183,13 @@ def stage_seconds(stage: StageSolution, virtual_stages: int) -> StageSeconds:
 def memory_of(stage: StageSolution) -> schema.StageMemory:
     """Return a stage's memory by cause."""
     setting = stage.table.setting
-    runtime = setting.runtime
     terms = stage_terms(stage)
     saved = float(terms @ criteria(stage.recompute)[:, Criterion.SAVED])
     rows = stage.table.combinations(stage.first, stage.last, stage.layers > 0)
     transient = float(max(rows.transient_fixed[stage.row], rows.transient_each[stage.row] if stage.layers else 0.0))
-    parts = {
-        "weights": terms[Term.WEIGHTS], "gradients": terms[Term.GRADIENTS], "optimizer": terms[Term.STATES],
-        "activations": stage.in_flight * saved, "transient": transient, "communication": communication_bytes(runtime),
-    }
-    reserve = runtime.context_bytes + runtime.allocator_slack * float(sum(parts.values()))
-    counted = {key: int(value) for key, value in parts.items()} | {"reserve": int(reserve)}
+    state = StateBytes(*(float(terms[term]) for term in (Term.WEIGHTS, Term.GRADIENTS, Term.STATES)))
+    held = asdict(itemised(state, saved, transient, stage.in_flight, setting.runtime))
+    counted = {key: int(held[key]) for key in schema.MemoryBreakdown.model_fields}
     return schema.StageMemory(
         total_bytes=sum(counted.values()), capacity_bytes=setting.costs.cluster.device.memory_bytes,
         in_flight=stage.in_flight, breakdown=schema.MemoryBreakdown(**counted))
