@@ -96,7 +96,7 @@ class CostModel:
     def memory_bound(self, nbytes: ArrayLike, kind: str = "mixed") -> Seconds:
         """Seconds of an operator that reads and writes `nbytes` of device memory in all.
 
-        kind: "norm", "activation", "elementwise" (adds, softmax passes, optimizer), or "mixed", the fit over all three.
+        kind: "norm", "activation", "elementwise" (adds, softmax passes), or "mixed", the fit over all three.
         InputError for another kind.
         """
         if kind not in self.kernels.memory:

@@ -114,7 +114,7 @@ class Setting:
                 batch=kernel.batch, heads=kernel.heads, kv_heads=kernel.kv_heads, q_len=kernel.q_len,
                 kv_len=kernel.kv_len, head_dim=kernel.head_dim, causal=kernel.causal, dtype=dtype,
                 flash=self.numerics.flash, backward=backward))
-        return np.asarray(self.costs.memory_bound(kernel.nbytes))
+        return np.asarray(self.costs.memory_bound(kernel.nbytes, kernel.kind))
 
 
 def op_terms(chosen: OpStrategies, setting: Setting) -> Array:

@@ -38,7 +38,7 @@ class BytePrices:
     def attention(self, *, q_len: object, **_: object) -> object:
         return 0.0 * np.asarray(q_len)
 
-    def memory_bound(self, nbytes: object) -> object:
+    def memory_bound(self, nbytes: object, kind: str = "mixed") -> object:
         return 0.0 * np.asarray(nbytes)
 
     def __getattr__(self, kind: str) -> Callable[[object, Axis], object]:

@@ -26,8 +26,8 @@ def work(op: Op, sizes: Sizes, numerics: Numerics) -> Work:
     """Logits are cast to fp32 and turned into probabilities, which are kept; backward writes the logits' gradient."""
     logits = volume(sizes, (BATCH, SEQ, "vocab"))
     return Work(
-        forward=(Stream(logits * (numerics.element_bytes + 2 * 4)),),
-        backward=(Stream(logits * (4 + numerics.element_bytes)),),
+        forward=(Stream(logits * (numerics.element_bytes + 2 * 4), "mixed"),),
+        backward=(Stream(logits * (4 + numerics.element_bytes), "mixed"),),
         keeps_inputs=False,
         extra_saved=4.0 * logits,
         workspace=4.0 * logits + numerics.element_bytes * logits,

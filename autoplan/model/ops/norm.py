@@ -20,4 +20,5 @@ def flops(op: Op, sizes: Sizes) -> object:
 def work(op: Op, sizes: Sizes, numerics: Numerics) -> Work:
     """Forward reads x and writes y; backward reads x and dy and writes dx."""
     each = numerics.element_bytes * volume(sizes, op.output.dims)
-    return Work(forward=(Stream(2 * each),), backward=(Stream(3 * each),), keeps_inputs=True, workspace=3 * each)
+    return Work(forward=(Stream(2 * each, "norm"),), backward=(Stream(3 * each, "norm"),), keeps_inputs=True,
+                workspace=3 * each)

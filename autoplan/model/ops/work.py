@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Sizes = Mapping[str, Array]  # loop dim → local size of each strategy, [K]
+StreamKind = Literal["norm", "activation", "elementwise", "mixed"]  # "mixed": like none of the measured kinds
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,10 @@ class AttentionCore:
 
 @dataclass(frozen=True)
 class Stream:
-    """An operator bound by memory: bytes read and written."""
+    """An operator bound by memory: bytes read and written, and the kind of measured kernel whose speed it has."""
 
     nbytes: Array
+    kind: StreamKind
 
 
 Kernel = Gemm | AttentionCore | Stream
