@@ -21,6 +21,7 @@ from autoplan.intraop import pricing
 from autoplan.intraop.layer_problem import LayerProblem, LayoutNode, Node, ParamNode
 from autoplan.intraop.pricing import Setting
 from autoplan.intraop.solve.frontier import frontier
+from autoplan.intraop.solve.pareto import pareto_rows
 from autoplan.intraop.terms import NUM_TERMS, Criterion, conversion_weights, criteria
 from autoplan.model.graph import Operand
 from autoplan.sharding import codes_to_index
@@ -160,6 +161,9 @@ class StageTable:
         first, last: whether the stage holds the chain's first and last layer. Fastest: least m · time + step.
         """
         rows = self.combinations(first, last, bool((layers > 0).any()))
+        if not len(rows.fixed):
+            nothing = np.full(len(layers), np.inf)
+            return Best(nothing, nothing, nothing, nothing, np.zeros(len(layers), np.int64))
         m, count = float(self.num_micro_batches), layers.astype(float)[None, :]
         memory = peak_bytes(_of(rows, Criterion.STATE, count), _of(rows, Criterion.SAVED, count),
                             np.maximum(rows.transient_fixed[:, None], (count > 0) * rows.transient_each[:, None]),
@@ -193,19 +197,22 @@ class StageTable:
     def _combine(self, first: bool, last: bool, middle: bool) -> Combinations:
         tail = self.whole if first else self.last
         parts = [table for table, present in ((self.first, first), (self.layer, middle), (tail, last)) if present]
-        grids = np.meshgrid(*[np.arange(len(part.choice)) for part in parts], indexing="ij")
-        index = [grid.ravel() for grid in grids]
+        ends = self._ends(first, last, parts)
+        middle_rows = np.arange(len(self.layer.choice) if middle else 1)
+        index = [np.repeat(rows, len(middle_rows)) for rows in ends]
+        if middle:
+            index.insert(int(first), np.tile(middle_rows, len(ends[0]) if ends else 1))
         fixed = np.zeros((len(index[0]), len(Criterion)))
         each = np.zeros_like(fixed)
         for part, rows in zip(parts, index, strict=True):
             target = each if part is self.layer else fixed
             target += part.values[rows]
         for left, right, a, b in zip(parts, parts[1:], index, index[1:], strict=False):
-            fixed[:, Criterion.T_MICRO_BATCH] += self._between(left, right)[a, b]
+            fixed[:, Criterion.T_MICRO_BATCH] += self.between(left, right)[a, b]
         if not first:
-            fixed[:, Criterion.T_MICRO_BATCH] += self._send(parts[0])[index[0]]
+            fixed[:, Criterion.T_MICRO_BATCH] += self.send(parts[0])[index[0]]
         if not last:
-            fixed[:, Criterion.T_MICRO_BATCH] += self._send(parts[-1])[index[-1]]
+            fixed[:, Criterion.T_MICRO_BATCH] += self.send(parts[-1])[index[-1]]
         if self.tied is not None:
             self._tie(first, last, parts, index, fixed)
         transient = [part.values[rows][:, [Criterion.TRANSIENT, Criterion.WORKSPACE]].sum(axis=1)
@@ -222,13 +229,35 @@ class StageTable:
             last=rows_of.get(id(tail), absent),
         )
 
+    def _ends(self, first: bool, last: bool, parts: Sequence[LayerTable]) -> list[Ints]:
+        """Return the rows of the first and of the last layer that a stage may combine.
+
+        Where it holds both, pairs that another pair beats in everything at the same residual layouts are left out, and
+        so are pairs that lay tied embeddings out differently.
+        """
+        if not (first and last):
+            return [np.arange(len((parts[0] if first else parts[-1]).choice))] if first or last else []
+        head, tail = parts[0], parts[-1]
+        pairs = np.indices((len(head.choice), len(tail.choice))).reshape(2, -1)
+        if self.tied is not None:
+            layouts = [by_name(table, name) for table, name in zip((head, tail), self.tied, strict=True)]
+            pairs = pairs[:, (layouts[0][pairs[0]] == layouts[1][pairs[1]]).all(axis=1)]
+        a, b = head.values[pairs[0]], tail.values[pairs[1]]
+        total = a + b
+        transient = np.maximum(*(one[:, [Criterion.TRANSIENT, Criterion.WORKSPACE]].sum(axis=1) for one in (a, b)))
+        seconds = self.num_micro_batches * total[:, Criterion.T_MICRO_BATCH] + total[:, Criterion.T_STEP]
+        values = np.array([seconds, total[:, Criterion.STATE], total[:, Criterion.SAVED], transient])
+        keys = np.concatenate([head.residual[pairs[0]], tail.residual[pairs[1]]], axis=1)
+        kept = undominated(values, keys)
+        return [pairs[0, kept], pairs[1, kept]]
+
     def sent(self, first: bool, last: bool, row: int, layers: int) -> float:
         """Return the seconds a micro-batch that the stage with combination `row` waits for its neighbours."""
         rows = self.combinations(first, last, layers > 0)
         parts = ((self.first, rows.first), (self.layer, rows.layer), (self.whole if first else self.last, rows.last))
         used = [(table, int(index[row])) for table, index in parts if index[row] >= 0]
-        seconds = 0.0 if first else float(self._send(used[0][0])[used[0][1]])
-        return seconds if last else seconds + float(self._send(used[-1][0])[used[-1][1]])
+        seconds = 0.0 if first else float(self.send(used[0][0])[used[0][1]])
+        return seconds if last else seconds + float(self.send(used[-1][0])[used[-1][1]])
 
     def _residual(self) -> tuple[Operand, tuple[float, ...]]:
         operand = self.layer.problem.layer.input
@@ -236,7 +265,7 @@ class StageTable:
         reader = next(op for op in self.layer.problem.layer.ops if operand.tensor in [o.tensor for o in op.inputs])
         return operand, pricing.tensor_shape(reader, operand.dims, self.setting)
 
-    def _between(self, left: LayerTable, right: LayerTable) -> Array:
+    def between(self, left: LayerTable, right: LayerTable) -> Array:
         """Return the seconds a micro-batch between neighbouring layers, for every pair of their rows."""
         _, shape = self._residual()
         table = self.setting.conversions(shape)
@@ -245,27 +274,27 @@ class StageTable:
         result: Array = forward * table[a[:, None], b[None, :]] + backward * table[b[None, :], a[:, None]]
         return result
 
-    def _send(self, part: LayerTable) -> Array:
+    def send(self, part: LayerTable) -> Array:
         """Return the seconds a micro-batch that a stage waits for its neighbour: one boundary tensor."""
         _, shape = self._residual()
         nbytes = pricing.local_bytes(part.residual, shape, self.setting)
         return self.sends * np.asarray(self.setting.costs.p2p(nbytes, self.neighbour))
 
     def _tie(self, first: bool, last: bool, parts: list[LayerTable], index: list[Ints], fixed: Array) -> None:
-        """Price tied embeddings: one layout where one stage holds both ends, a sum over both copies where two do."""
+        """Price the sum over both copies of tied embeddings where two stages hold them."""
         assert self.tied is not None
         ends = [(parts[0], index[0], self.tied[0])] if first else []
         ends += [(parts[-1], index[-1], self.tied[1])] if last else []
         if first and last:
-            names = [_by_name(table, rows, name) for table, rows, name in ends]
-            fixed[(names[0] != names[1]).any(axis=1), Criterion.T_MICRO_BATCH] = np.inf
-            return
+            return  # one copy: `_ends` has seen to it that both are laid out alike
         for table, rows, name in ends:
-            node, strategy = table.param(name)
-            numel = pricing.local_numel(node.op, node.param, node.layouts, self.setting)[strategy]
-            nbytes = numel * self.setting.workload.grad_bytes
-            seconds = np.asarray(self.setting.costs.all_reduce(nbytes, self.neighbour))
-            fixed[:, Criterion.T_STEP] += seconds[rows]
+            fixed[:, Criterion.T_STEP] += self.tied_sync(table, name)[rows]
+
+    def tied_sync(self, table: LayerTable, name: str) -> Array:
+        """Return the seconds a step to sum a tied parameter's gradient with its copy on another stage, by row."""
+        node, strategy = table.param(name)
+        numel = pricing.local_numel(node.op, node.param, node.layouts, self.setting)[strategy]
+        return np.asarray(self.setting.costs.all_reduce(numel * self.setting.workload.grad_bytes, self.neighbour))
 
 
 @dataclass(frozen=True)
@@ -281,16 +310,29 @@ class Combinations:
     last: Ints
 
 
+def undominated(values: Array, keys: Ints) -> Ints:
+    """Return the rows that no other row with the same key beats, ascending; of equal ones the first.
+
+    values [D, N]: lower is better. keys [N, W]. Values are rounded to 2^-40 of the greatest of their kind.
+    """
+    greatest = np.maximum(np.abs(values).max(axis=1, initial=0.0, keepdims=True), np.finfo(float).tiny)
+    rounded = np.rint(values / greatest * 2.0**40)
+    _, group = np.unique(keys, axis=0, return_inverse=True)
+    order = np.argsort(group.reshape(-1), kind="stable")
+    starts = np.flatnonzero(np.diff(group.reshape(-1)[order], prepend=-1))
+    kept = pareto_rows(rounded[:, order], starts, lambda rows: rows.astype(np.uint64)[None, :])
+    return np.sort(order[kept])
+
+
 def _of(rows: Combinations, column: Criterion, count: Array) -> Array:
     """Return one criterion of stages of `count` [1, n] repeated layers, [C, n]."""
     result: Array = rows.fixed[:, column, None] + count * rows.each[:, column, None]
     return result
 
 
-def _by_name(table: LayerTable, rows: Ints, name: str) -> NDArray[np.str_]:
-    """Return a tied parameter's layout in each combination by dim name, so that transposed copies compare."""
+def by_name(table: LayerTable, name: str) -> NDArray[np.str_]:
+    """Return a parameter's layout in each row by dim names [R, A], so that transposed copies compare."""
     node, strategy = table.param(name)
     names = np.array([*node.param.dims, "", ""])  # REPLICATED (-1) and PARTIAL (-2) are both whole
-    result: NDArray[np.str_] = names[node.layouts][strategy][rows]
+    result: NDArray[np.str_] = names[node.layouts][strategy]
     return result
-

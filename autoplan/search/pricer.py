@@ -8,7 +8,9 @@ from autoplan.cluster import Axis, Cluster, Mesh
 from autoplan.cost.model import CostModel
 from autoplan.intraop.layer_problem import LayerProblem, layer_problem
 from autoplan.intraop.pricing import Setting
+from autoplan.cost.schedules import in_flight
 from autoplan.intraop.tables import LayerTable, StageTable, layer_table, restrict
+from autoplan.intraop.unrolled import Query, solved
 from autoplan.model.graph import LayerClass
 from autoplan.runtimes import Runtime
 from autoplan.search.space import Candidate, Chain
@@ -103,5 +105,23 @@ class Pricer:
         last = table(problems.last, tied and tied[1])
         alone = candidate.num_stages == 1
         whole = table(self._whole(problems, candidate.roles), tied and tied[1]) if alone else last
-        return StageTable(problems.layer.setting, recompute, m, first, layer, last, whole, tied, neighbour,
-                          candidate.virtual_stages)
+        found = StageTable(problems.layer.setting, recompute, m, first, layer, last, whole, tied, neighbour,
+                           candidate.virtual_stages)
+        return found if self.solver == "auto" else self._by_solver(found, candidate)
+
+    def _by_solver(self, table: StageTable, candidate: Candidate) -> StageTable:
+        """Return the table with the rows that the user's solver finds, for every stage the candidate may have."""
+        p, m, count = candidate.num_stages, candidate.num_micro_batches, self.chain.count
+        key = (id(table.layer), candidate)
+        if key not in self.kept:
+            queries = []
+            for index in range(p):
+                held = in_flight(candidate.schedule, index, p, m, candidate.virtual_stages)
+                some = range(1, count + 1) if 0 < index < p - 1 else range(count + 1)
+                every = (count,) if p == 1 else some
+                queries += [Query(index == 0, index == p - 1, layers, held) for layers in every]
+            self.counters.solves += len(queries)
+            self.kept[key] = solved(table, queries, self.solver)
+        found = self.kept[key]
+        assert isinstance(found, StageTable)
+        return found

@@ -101,7 +101,7 @@ def candidates(chain_: Chain, cluster: Cluster, workload: Workload, pins: Pins, 
     total = cluster.num_devices
     sizes = set(submesh_sizes(cluster))
     for p in divisors(total):
-        if p > chain_.length or total // p not in sizes or pins.pp not in (None, p):
+        if p > chain_.count or total // p not in sizes or pins.pp not in (None, p):
             continue
         for shape in _meshes(cluster, total // p, pins):
             for size in _micro_batch_sizes(workload, shape, pins):
