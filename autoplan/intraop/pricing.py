@@ -131,7 +131,8 @@ def op_terms(chosen: OpStrategies, setting: Setting) -> Array:
     terms[:, Term.SCORES] = work.scores
     terms[:, Term.WORKSPACE] = work.workspace
     if work.keeps_output:
-        terms[:, Term.SAVED] += local_bytes(chosen.output, tensor_shape(chosen.op, chosen.op.output.dims, setting), setting)
+        shape = tensor_shape(chosen.op, chosen.op.output.dims, setting)
+        terms[:, Term.SAVED] += local_bytes(chosen.output, shape, setting)
     if chosen.op.kind == "loss":
         terms[:, Term.CONVERT_FORWARD] = _exchange(chosen, setting)
     return terms

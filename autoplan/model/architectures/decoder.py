@@ -52,7 +52,8 @@ class _Builder:
                        (Param("table", ("vocab", "hidden")),))]
         if self.spec.positions == "learned":
             ops.append(self.op("position", "elementwise", (*STREAM, "positions"), (Operand(ops[-1].name, STREAM),),
-                               STREAM, (Param("position", ("positions", "hidden")),)))
+                               STREAM, (Param("position", ("positions", "hidden")),),
+                               attrs=(("function", "position"),)))
         if self.spec.embedding_norm:
             ops.append(self.norm("embedding_norm", ops[-1].name))
         return LayerClass("embedding", tuple(ops), None, ops[-1].output)

@@ -1,4 +1,4 @@
-"""Contractions: `out[…] = Σ x[…] · w[…]`, the heavy operators. Loop dims split into tokens m, outputs n, contracted k."""
+"""Contractions: `out[…] = Σ x[…] · w[…]`, the heavy ones. Loop dims split into tokens m, outputs n, contracted k."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm: bound by memory; the normalised dim is not split (its statistics would have to be exchanged)."""
+"""LayerNorm and RMSNorm: bound by memory; the normalised dim is not split (its statistics would need an exchange)."""
 
 from __future__ import annotations
 

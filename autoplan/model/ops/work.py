@@ -52,8 +52,8 @@ Kernel = Gemm | AttentionCore | Stream
 class Work:
     """The work of one operator on one device for one micro-batch.
 
-    forward, backward: kernels. keeps_inputs / keeps_output: whether the backward pass reads them. extra_saved: bytes kept
-    besides tensors of the graph (softmax statistics). scores: bytes kept that selective recompute runs again.
+    forward, backward: kernels. keeps_inputs / keeps_output: whether the backward pass reads them. extra_saved: bytes
+    kept besides tensors of the graph (softmax statistics). scores: bytes kept that selective recompute runs again.
     workspace: bytes alive only while the operator runs.
     """
 
