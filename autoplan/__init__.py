@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from autoplan.version import __version__
 
 if TYPE_CHECKING:
-    from autoplan.cluster import load as load_cluster
+    from autoplan.cluster.load import load as load_cluster
     from autoplan.cost.model import CostModel
     from autoplan.errors import InputError, NoPlanError
-    from autoplan.model import load as load_model
+    from autoplan.model.load import load as load_model
     from autoplan.plan.schema import Plan
     from autoplan.search import estimate, plan
 

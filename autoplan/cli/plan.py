@@ -45,8 +45,8 @@ CLUSTER is a name from `autoplan clusters list` or a cluster YAML, each optional
 @output_options
 def command(model: str, cluster: str, global_batch_size: int | None, micro_batch_size: int | None, recompute: str,
             zero: int | None, fixes: tuple[str, ...], top: int, solver: str, time_limit: float | None, gap: float,
-            runtime: str, grad_dtype: str | None, optimizer: str, precision: str | None, seq_len: int | None, as_json: bool,
-            output: str | None) -> int:
+            runtime: str, grad_dtype: str | None, optimizer: str, precision: str | None, seq_len: int | None,
+            as_json: bool, output: str | None) -> int:
     """Search for the fastest plan that trains MODEL on CLUSTER and fits its memory."""
     fixed = parse_fixes(fixes)
     recomputed = None if recompute == "auto" else recompute

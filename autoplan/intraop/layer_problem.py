@@ -20,7 +20,9 @@ from autoplan.intraop import pricing
 from autoplan.intraop.pricing import Setting
 from autoplan.intraop.strategies import Ints, OpStrategies, enumerate_all, pinned, strategies
 from autoplan.intraop.terms import NUM_TERMS, Term
+from autoplan.model import ops
 from autoplan.model.graph import BATCH, SEQ, TOKEN_DIMS, LayerClass, Op, Operand, Param
+from autoplan.model.ops.work import Work
 from autoplan.sharding import PARTIAL, REPLICATED, codes_to_index
 
 Array = NDArray[np.float64]
@@ -87,7 +89,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class LayerProblem:
-    """A layer class in a setting. input, output: indices of the boundary layout nodes (the same in a repeated layer)."""
+    """A layer class in a setting. input, output: the boundary layout nodes (the same in a repeated layer)."""
 
     layer: LayerClass
     setting: Setting
@@ -96,10 +98,10 @@ class LayerProblem:
     input: int | None
     output: int | None
 
-    def terms(self, choice: Sequence[int]) -> Array:
+    def terms(self, choice: Sequence[int] | NDArray[np.int16]) -> Array:
         """Return the summed cost vector [NUM_TERMS] of one strategy a node, conversions included."""
         rows = np.array([node.terms[k] for node, k in zip(self.nodes, choice, strict=True)])
-        total = rows.sum(axis=0)
+        total: Array = rows.sum(axis=0)
         total[Term.WORKSPACE] = rows[:, Term.WORKSPACE].max()
         for edge in self.edges:
             total[Term.CONVERT_FORWARD] += edge.forward[choice[edge.u], choice[edge.v]]
@@ -141,20 +143,20 @@ class _Builder:
         self.producers = {op.output.tensor: op for op in layer.ops}
 
     def problem(self) -> LayerProblem | None:
-        ops: dict[str, int] = {}
+        placed: dict[str, int] = {}
         for op in self.layer.ops:
             assign = self._assign(op)
             if assign is None:
                 return None
             chosen = strategies(op, self.setting.sizes(op), self.axis_sizes, assign)
-            ops[op.name] = self._add(f"op:{op.name}", chosen, pricing.op_terms(chosen, self.setting))
+            placed[op.name] = self._add(f"op:{op.name}", chosen, pricing.op_terms(chosen, self.setting))
             for position, param in enumerate(op.params):
-                self._param(ops[op.name], op, param, chosen.params[position])
+                self._param(placed[op.name], op, param, chosen.params[position])
         boundary_in, boundary_out = self._boundaries()
         for tensor, readers in self.readers.items():
-            self._tensor(tensor, readers, ops, boundary_in)
+            self._tensor(tensor, readers, placed, boundary_in)
         if boundary_out is not None and self.layer.output is not None:
-            self._connect(ops[self.layer.output.tensor], boundary_out)
+            self._connect(placed[self.layer.output.tensor], boundary_out)
         return LayerProblem(self.layer, self.setting, tuple(self.nodes), tuple(self.edges), boundary_in, boundary_out)
 
     def _add(self, name: str, content: Content, terms: Array) -> int:
@@ -192,7 +194,7 @@ class _Builder:
             return None, self._layout_node(self.layer.output, RESIDUAL, None)
         return None, None
 
-    def _tensor(self, tensor: str, readers: list[tuple[Op, int]], ops: Mapping[str, int],
+    def _tensor(self, tensor: str, readers: list[tuple[Op, int]], placed: Mapping[str, int],
                 boundary_in: int | None) -> None:
         """Connect a tensor's producer to its readers, through a layout node where it needs one."""
         is_input = self.layer.input is not None and tensor == self.layer.input.tensor
@@ -200,27 +202,23 @@ class _Builder:
         producer = self.producers.get(tensor)
         if not is_input and not (len(readers) > 1 or (producer is not None and producer.kind == "norm" and heavy)):
             (reader, position), = readers
-            self._direct(ops[tensor], ops[reader.name], position)
+            self._direct(placed[tensor], placed[reader.name], position)
             return
         if is_input:
             assert boundary_in is not None
             node = boundary_in
         else:
             assert producer is not None
-            kept = any(self._keeps_inputs(op) for op, _ in readers)
+            kept = any(self._work(op).keeps_inputs for op, _ in readers)
             states = tuple(AxisLayout) if heavy else RESIDUAL
             node = self._layout_node(producer.output, states, Term.SAVED if kept else None)
-            self._connect(ops[tensor], node)
+            self._connect(placed[tensor], node)
         for reader, position in readers:
-            self._read(node, ops[reader.name], position)
+            self._read(node, placed[reader.name], position)
 
-    def _keeps_inputs(self, op: Op) -> bool:
-        ones = {dim.name: np.ones(1) for dim in op.dims}
-        return pricing.ops.work(op, ones, self.setting.numerics).keeps_inputs
-
-    def _keeps_output(self, op: Op) -> bool:
-        ones = {dim.name: np.ones(1) for dim in op.dims}
-        return pricing.ops.work(op, ones, self.setting.numerics).keeps_output
+    def _work(self, op: Op) -> Work:
+        """Return the operator's work at unit sizes, to ask what it keeps for its backward pass."""
+        return ops.work(op, {dim.name: np.ones(1) for dim in op.dims}, self.setting.numerics)
 
     def _layout_node(self, tensor: Operand, allowed: Sequence[AxisLayout], term: Term | None) -> int:
         """Add a layout node. term: the column its kept bytes go to, None if it isn't kept here."""
@@ -247,7 +245,8 @@ class _Builder:
         batch = np.where(states == AxisLayout.BATCH, shape, 1).prod(axis=1)
         seq = np.where((states == AxisLayout.SEQ) | (states == AxisLayout.GATHERED), shape, 1).prod(axis=1)
         legal = (self.setting.micro_batch % batch == 0) & (self.setting.workload.seq_len % seq == 0)
-        return states[legal]
+        result: Ints = states[legal]
+        return result
 
     def _pinned_states(self, tensor: Operand, allowed: Sequence[AxisLayout]) -> Ints:
         """Return the states that the roles leave: the split of the token dim the role names, else whole.
@@ -312,6 +311,6 @@ class _Builder:
         whole = np.where(made.output == PARTIAL, REPLICATED, made.output)
         self.edges.append(Edge(producer, reader, self._convert(shape, made.output, reads.inputs[position]),
                                self._convert(shape, reads.gradients[position], whole).T))
-        if self._keeps_inputs(reads.op) and not self._keeps_output(made.op):
+        if self._work(reads.op).keeps_inputs and not self._work(made.op).keeps_output:
             kept = pricing.local_bytes(reads.inputs[position], shape, self.setting)
             self.nodes[reader].terms[:, Term.SAVED] += kept

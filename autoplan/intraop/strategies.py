@@ -31,7 +31,7 @@ class OpStrategies:
     """K strategies of one operator on a mesh of A axes.
 
     assign [K, A]: index into `op.dims`, or NONE. local: loop dim → local sizes [K].
-    output [K, A]: layout of the output. inputs, gradients: for each operand its layout and that of its gradient, [K, A].
+    output [K, A]: layout of the output. inputs, gradients: for each operand its layout and its gradient's, [K, A].
     params: for each parameter its layout, [K, A]; PARTIAL marks an axis over which it is whole and its gradient a
     partial sum (data parallel), REPLICATED one over which both are whole.
     """
@@ -70,9 +70,9 @@ def enumerate_all(op: Op, sizes: Mapping[str, int], axis_sizes: tuple[int, ...],
 def splits(name: str, size: int, parts: Ints) -> NDArray[np.bool_]:
     """Whether a dim of `size` can be split into so many parts: evenly, padded, or several devices a part."""
     if name in PADDED:
-        return parts <= size
+        return np.asarray(parts <= size)
     even = size % parts == 0
-    return even | (parts % size == 0) if name in REPEATED else even
+    return np.asarray(even | (parts % size == 0) if name in REPEATED else even)
 
 
 def pinned(op: Op, sizes: Mapping[str, int], axis_sizes: tuple[int, ...],

@@ -6,6 +6,7 @@ Solved by any of `autoplan.intraop.solve`, it gives the same optimum as the tabl
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,7 +25,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Query:
-    """A stage to be solved: whether it holds the chain's first and last layer, its equal layers, its in-flight count."""
+    """A stage to be solved: does it hold the chain's first and last layer, its equal layers, its in-flight count."""
 
     first: bool
     last: bool
@@ -102,9 +103,10 @@ def _seams(table: StageTable, query: Query, parts: Sequence[_Part], costs: list[
            edges: list[tuple[int, int]], edge_costs: list[Array]) -> None:
     """Add what lies between layers: conversions of the residual stream, sends to neighbours, tied embeddings."""
     m = float(table.num_micro_batches)
-    for left, right in zip(parts, parts[1:], strict=False):
+    for left, right in itertools.pairwise(parts):
         edges.append((left.node(left.problem.output), right.node(right.problem.input)))
-        edge_costs.append(m * table.between(_every(left.table, left.problem.output), _every(right.table, right.problem.input)))
+        seam = table.between(_every(left.table, left.problem.output), _every(right.table, right.problem.input))
+        edge_costs.append(m * seam)
     if not query.first:
         node = parts[0].node(parts[0].problem.input)
         costs[node] = costs[node] + m * table.send(_every(parts[0].table, parts[0].problem.input))

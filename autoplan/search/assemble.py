@@ -82,7 +82,7 @@ def _parallelism(solution: Solution, stages: Sequence[schema.Stage]) -> schema.P
         shared[key] = values[0] if all(value == values[0] for value in values) else None
     return schema.Parallelism(
         pp=len(stages), num_micro_batches=solution.num_micro_batches, schedule=solution.schedule,
-        virtual_stages=solution.virtual_stages, **shared)  # type: ignore[arg-type]
+        virtual_stages=solution.virtual_stages, **shared)
 
 
 def _predicted(pricer: Pricer, solution: Solution, stages: Sequence[schema.Stage]) -> schema.Predicted:

@@ -84,7 +84,7 @@ def objective(stages: UniformStages, num_micro_batches: int, prices: MemoryPrice
 
 def interleaved_objective(stages: UniformStages, layers: Sequence[int], num_micro_batches: int,
                           virtual_stages: int) -> Array:
-    """Return for each variant the step time with `layers` [p] on the stages and v chunks each, inf where they don't fit."""
+    """Return each variant's step time with `layers` [p] on the stages, in v chunks each; inf where they don't fit."""
     p = stages.num_stages
     each = np.array(layers)
     fixed = np.repeat(stages.middle[:, None], p, axis=1)

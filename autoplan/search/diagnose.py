@@ -1,4 +1,4 @@
-"""Why nothing fits: the configuration that comes nearest, the stage that binds, and the smallest change that would fit."""
+"""Why nothing fits: the configuration that comes nearest, the stage that binds, the smallest change that would fit."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _changes(pricer: Pricer, pins: Pins) -> Iterator[str]:
 
 def _relaxations(pins: Pins) -> Iterator[tuple[str, Pins]]:
     """Yield what the user fixed, let go one by one and then all together."""
-    free = []
+    free: list[tuple[str, dict[str, object]]] = []
     if pins.micro_batch_size not in (None, 1):
         free.append(("a micro-batch of 1", {"micro_batch_size": 1}))
     if pins.num_micro_batches is not None:

@@ -102,8 +102,8 @@ def _cheapest(problem: LayerProblem, num_micro_batches: int) -> float:
 
 def _relax(problem: LayerProblem, variants: Sequence[tuple[Recompute, int]], num_micro_batches: int, most_held: float,
            prices: Array) -> Array:
-    """Return [V, 4 + 2·prices]: least time, least time + step/m, least bytes with one and with `most_held` micro-batches
-    in flight, and for each price the least time + price · bytes with one and with `most_held` in flight."""
+    """Return [V, 4 + 2·prices] minima: time, time + step/m, bytes with one and with `most_held` micro-batches in
+    flight, and for each price time + price · bytes with one and with `most_held` in flight."""
     columns, edge_weights = [], []
     for policy, _ in variants:
         weights = criteria(policy)

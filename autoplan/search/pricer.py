@@ -1,4 +1,4 @@
-"""Builds the tables of stages, each once: problems are shared by everything that differs only in what they don't see."""
+"""Builds the tables of stages, each once: what differs only in what a problem doesn't see shares it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from autoplan.cluster import Axis, Cluster, Mesh
 from autoplan.cost.model import CostModel
+from autoplan.cost.schedules import in_flight
 from autoplan.intraop.layer_problem import LayerProblem, layer_problem
 from autoplan.intraop.pricing import Setting
-from autoplan.cost.schedules import in_flight
 from autoplan.intraop.tables import LayerTable, StageTable, layer_table, restrict
 from autoplan.intraop.unrolled import Query, solved
 from autoplan.model.graph import LayerClass
@@ -61,8 +61,8 @@ class Pricer:
         return self._problems[key]
 
     def _build(self, setting: Setting, roles: tuple[str, ...] | None) -> Problems | None:
-        built = [self._problem(layer, setting, roles) for layer in (self.chain.first, self.chain.layer, self.chain.last)]
-        first, layer, last = built
+        first, layer, last = (self._problem(layer, setting, roles)
+                              for layer in (self.chain.first, self.chain.layer, self.chain.last))
         return None if first is None or layer is None or last is None else Problems(first, layer, last)
 
     def _problem(self, layer: LayerClass, setting: Setting, roles: tuple[str, ...] | None,

@@ -131,14 +131,16 @@ def layer_bounds(pricer: Pricer, candidate: Candidate, found: Probe,
     return LayerBounds(time, step, state, values[..., Criterion.SAVED], send)
 
 
-def _stages(pricer: Pricer, candidate: Candidate, found: Probe, variants: Sequence[tuple[Recompute, int]]) -> UniformStages:
+def _stages(pricer: Pricer, candidate: Candidate, found: Probe,
+            variants: Sequence[tuple[Recompute, int]]) -> UniformStages:
     count, p = pricer.chain.count, candidate.num_stages
     layers = layer_bounds(pricer, candidate, found, variants)
     total_step = layers.step[:, 0] + count * layers.step[:, 1] + layers.step[:, 2]
     sends = 0.0 if p == 1 else layers.send
     return UniformStages(
         count, p, layers.time[:, 0] + sends, layers.time[:, 1], layers.time[:, 2] + sends,
-        np.full(len(variants), 2 * sends), room_for_layers(pricer, candidate, layers.state, layers.saved), total_step / p)
+        np.full(len(variants), 2 * sends), room_for_layers(pricer, candidate, layers.state, layers.saved),
+        total_step / p)
 
 
 def room_for_layers(pricer: Pricer, candidate: Candidate, state: Array, saved: Array) -> NDArray[np.int64]:

@@ -66,7 +66,7 @@ def _member(kind: type[E], key: str, value: object) -> E | None:
     if value is None:
         return None
     try:
-        return kind(value)
+        return kind(str(value))
     except ValueError:
         raise InputError("unknown value", key=key, found=value, allowed=", ".join(kind)) from None
 
@@ -150,7 +150,7 @@ def _check_schedule(pins: Pins, chain: Chain, workload: Workload) -> None:
         return
     v = pins.virtual_stages or 1
     if v > 1 and not interleaved_slots(chain, pins.pp, v):
-        raise InputError(f"interleaved 1F1B needs equal chunks; {chain.count} layers (or {chain.length} with both ends) "
+        raise InputError(f"interleaved 1F1B needs equal chunks; {chain.count} layers ({chain.length} with both ends) "
                          f"don't divide into {pins.pp} stages of {v}", key="virtual_stages", found=v)
     m = pins.num_micro_batches
     if m is None and pins.dp is not None and pins.micro_batch_size is not None:

@@ -187,13 +187,14 @@ def interleaved(pricer: Pricer, candidate: Candidate, table: StageTable, zero: i
     stops = np.cumsum(sizes)
     starts = np.concatenate([[0], stops[:-1]])
     assert stops[-1] == n
-    cuts = [tuple((int(starts[chunk]), int(stops[chunk]) - 1) for chunk in range(stage, p * v, p)) for stage in range(p)]
+    cuts = [tuple((int(starts[chunk]), int(stops[chunk]) - 1) for chunk in range(stage, p * v, p))
+            for stage in range(p)]
     return assemble(pricer, candidate, table, zero, cuts)
 
 
 def assemble(pricer: Pricer, candidate: Candidate, table: StageTable, zero: int,
              cuts: Sequence[tuple[Chunk, ...]]) -> Solution:
-    """Return the solution with these chunks a stage, whether it fits or not (rows: fastest that fits, else smallest)."""
+    """Return the solution with these chunks a stage, fit or not (rows: the fastest that fit, else the smallest)."""
     p, n = candidate.num_stages, pricer.chain.length
     stages = []
     for index, chunks in enumerate(cuts):

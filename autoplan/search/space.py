@@ -97,7 +97,7 @@ class Candidate:
 
 
 def candidates(chain_: Chain, cluster: Cluster, workload: Workload, pins: Pins, *, named: bool) -> Iterator[Candidate]:
-    """Yield the uniform candidates: named ones (every recipe and schedule), or those that leave shardings to the ILP."""
+    """Yield the uniform candidates: named ones (every recipe and schedule), or those whose shardings are the ILP's."""
     total = cluster.num_devices
     sizes = set(submesh_sizes(cluster))
     for p in divisors(total):

@@ -1,4 +1,4 @@
-"""Pipelines whose stages have unequal submeshes: Alpa's partition over a menu of stage options, one micro-batch at a time.
+"""Pipelines of unequal submeshes: Alpa's partition over a menu of stage options, one micro-batch count at a time.
 
 The menu holds, for each submesh size, the named ways of running a stage on it. On big clusters sizes are multiples of
 a quantum of devices. A uniform pipeline is a point of this space too, but the uniform search covers those finer.
@@ -19,7 +19,7 @@ from autoplan.interop import Partition, StageCosts, partition
 from autoplan.intraop.tables import StageTable
 from autoplan.intraop.terms import Criterion, criteria
 from autoplan.search.pricer import Pricer
-from autoplan.search.probe import LayerBounds, layer_bounds, probe
+from autoplan.search.probe import layer_bounds, probe
 from autoplan.search.solve import Solution, neighbour, stage_solution
 from autoplan.search.space import LARGEST_MICRO_BATCH, Candidate, Pins, roles_of
 from autoplan.workload import Recompute, Schedule
@@ -178,7 +178,7 @@ class _BoundCosts:
 
 
 def _undominated(pricer: Pricer, options: Sequence[Candidate], variants: Sequence[tuple[Recompute, int]]) -> Array:
-    """Return the bounds of all ways of running a stage that no other beats: rows of time, state, saved [3 each], send."""
+    """Return the bounds of the ways of running a stage that no other beats: rows of time, state, saved (3 each), send."""
     rows = []
     for candidate in options:
         found = probe(pricer, candidate)
@@ -188,7 +188,8 @@ def _undominated(pricer: Pricer, options: Sequence[Candidate], variants: Sequenc
             rows.append(np.concatenate([one.time, one.state, one.saved, send], axis=1))
     every = np.unique(np.concatenate(rows), axis=0) if rows else np.full((1, 10), np.inf)
     no_worse = (every[:, None, :] <= every[None, :, :]).all(axis=2)
-    return every[no_worse.sum(axis=0) == 1]
+    result: Array = every[no_worse.sum(axis=0) == 1]
+    return result
 
 
 def rule_out(pricer: Pricer, menu: Menu, policies: Sequence[Recompute], zeros: Sequence[int], pins: Pins,
@@ -260,7 +261,8 @@ def _solution(pricer: Pricer, menu: Menu, ways: Sequence[Sequence[_Way]], cut: P
 def packs(cluster: Cluster, shapes: Sequence[Mesh]) -> bool:
     """Whether parts of nodes, packed larger ones first, never straddle two nodes."""
     used = 0
-    for size in sorted((shape.num_devices for shape in shapes if shape.num_devices < cluster.gpus_per_node), reverse=True):
+    parts = (shape.num_devices for shape in shapes if shape.num_devices < cluster.gpus_per_node)
+    for size in sorted(parts, reverse=True):
         if used % cluster.gpus_per_node + size > cluster.gpus_per_node:
             return False
         used += size

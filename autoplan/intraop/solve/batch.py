@@ -14,7 +14,8 @@ from autoplan.intraop.problem import FloatArray
 from autoplan.intraop.solve.graph import elimination_order
 
 
-def minima(costs: Sequence[FloatArray], edges: Sequence[tuple[int, int]], edge_costs: Sequence[FloatArray]) -> FloatArray:
+def minima(costs: Sequence[FloatArray], edges: Sequence[tuple[int, int]],
+           edge_costs: Sequence[FloatArray]) -> FloatArray:
     """Return the least total cost under each of V objectives, [V].
 
     costs: per node [K_i, V]. edge_costs: per edge [K_u, K_v, V]; parallel edges add up. inf forbids a strategy or a
