@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from autoplan.model.graph import KV_SEQ, TOKEN_DIMS, LayerClass, ModelGraph, Op
+from autoplan.model.graph import BATCH, KV_SEQ, SEQ, TOKEN_DIMS, LayerClass, ModelGraph, Op
 
 DEFAULT_SEQ_LEN = 8192  # tokens, where a model allows more and names no length of its own
 
@@ -24,12 +24,16 @@ def parameters(graph: ModelGraph) -> dict[str, int]:
 def forward_flops_per_token(graph: ModelGraph, seq_len: int) -> int:
     """Return the model FLOPs of one token's forward pass in a sequence of `seq_len` tokens.
 
-    A contraction takes 2 · ∏(its loop dims other than tokens), an attention 4 · heads · head_dim · keys, where every
-    token meets all `seq_len` keys (at most a window of them) though a causal mask hides half; look-ups, norms and
-    elementwise work count as nothing. This is the convention of MFU (PaLM, Chowdhery et al., 2022, appendix B), whose
-    6N + 12LHQT for forward and backward is three times this.
+    Each operator's family counts its own (`autoplan.model.ops`): a contraction takes 2 · ∏(its loop dims other than
+    tokens), an attention 4 · heads · head_dim · keys, where every token meets all `seq_len` keys (at most a window of
+    them) though a causal mask hides half; look-ups, norms and elementwise work count as nothing. This is the
+    convention of MFU (PaLM, Chowdhery et al., 2022, appendix B), whose 6N + 12LHQT for forward and backward is three
+    times this.
     """
-    per_class = [sum(_forward_flops(op, seq_len) for op in layer.ops) for layer in graph.classes]
+    from autoplan.model import ops  # imports numpy, which facts alone don't need
+
+    sizes = {BATCH: 1, SEQ: 1, KV_SEQ: seq_len}
+    per_class = [sum(ops.flops(op, sizes | op.static_sizes) for op in layer.ops) for layer in graph.classes]
     return sum(per_class[index] for index in graph.layers)
 
 
@@ -74,16 +78,6 @@ def _part(layer: LayerClass) -> str:
     if layer.input is None:
         return "embedding"
     return "head" if layer.output is None else "layers"
-
-
-def _forward_flops(op: Op, seq_len: int) -> int:
-    sizes = op.static_sizes
-    if op.kind == "contraction":
-        return 2 * math.prod(sizes[dim.name] for dim in op.dims if dim.name not in TOKEN_DIMS)
-    if op.kind == "attention":
-        window = int(op.attr("window") or seq_len)
-        return 4 * sizes["heads"] * sizes["head_dim"] * min(seq_len, window)
-    return 0
 
 
 def _kv_elements(op: Op) -> int:

@@ -127,7 +127,7 @@ def test_describe_is_json() -> None:
 
 def test_describe_without_a_default_sequence() -> None:
     told = model.describe(model.load(CONFIGS / "llama-3.1-70b.json"))
-    assert told["seq_len"] == 2_048
+    assert told["seq_len"] == 8_192
 
 
 def test_importing_the_room_is_cheap() -> None:

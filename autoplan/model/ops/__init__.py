@@ -6,7 +6,7 @@ from types import ModuleType
 
 from autoplan.model.graph import Op
 from autoplan.model.ops import attention, contraction, elementwise, embedding, loss, norm
-from autoplan.model.ops.work import Numerics, Sizes, Work
+from autoplan.model.ops.work import Counts, Numerics, Sizes, Work
 
 FAMILIES: dict[str, ModuleType] = {
     "attention": attention,
@@ -24,9 +24,10 @@ def splittable(op: Op) -> tuple[str, ...]:
     return result
 
 
-def flops(op: Op, sizes: Sizes) -> float:
-    """Return the forward FLOPs of `op` (matrix products only; attention without the causal saving)."""
-    return float(FAMILIES[op.kind].flops(op, sizes))
+def flops(op: Op, sizes: Counts) -> int:
+    """Return the forward FLOPs of `op` at `sizes` (matrix products only; attention without the causal saving)."""
+    result: int = FAMILIES[op.kind].flops(op, sizes)
+    return result
 
 
 def work(op: Op, sizes: Sizes, numerics: Numerics) -> Work:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from autoplan.model.graph import BATCH, KV_SEQ, SEQ, Op
-from autoplan.model.ops.work import Array, AttentionCore, Numerics, Sizes, Work
+from autoplan.model.ops.work import Array, AttentionCore, Counts, Numerics, Sizes, Work
 
 
 def splittable(op: Op) -> tuple[str, ...]:
@@ -18,9 +18,27 @@ def splittable(op: Op) -> tuple[str, ...]:
     return (BATCH, SEQ, "heads")
 
 
-def flops(op: Op, sizes: Sizes) -> object:
-    """Return forward FLOPs without the causal mask's saving: 2 products of 2·heads·head_dim·q·kv."""
-    return 4.0 * sizes[BATCH] * sizes["heads"] * sizes["head_dim"] * sizes[SEQ] * sizes[KV_SEQ]
+def window(op: Op) -> int:
+    """Return the most keys that a query sees, 0 where all are seen."""
+    return int(op.attr("window") or 0)
+
+
+def flops(op: Op, sizes: Counts) -> int:
+    """Return forward FLOPs without the causal mask's saving: 2 products of 2·heads·head_dim·q·min(kv, window)."""
+    keys = min(sizes[KV_SEQ], window(op) or sizes[KV_SEQ])
+    return 4 * sizes[BATCH] * sizes["heads"] * sizes["head_dim"] * sizes[SEQ] * keys
+
+
+def attended(op: Op, kv_len: Array, numerics: Numerics) -> tuple[Array, bool]:
+    """Return the keys that the kernel meets for each query, [K], and whether a causal mask hides part of them.
+
+    A fused kernel skips the blocks outside a window, which leaves q × window scores; the triangle of a causal mask is
+    fewer from a window of half the keys on. An unfused kernel computes all scores, masked or not.
+    """
+    causal, most = bool(op.attr("causal", True)), window(op)
+    if numerics.flash and 0 < most < float(kv_len.max()) / (2 if causal else 1):
+        return np.minimum(kv_len, float(most)), False
+    return kv_len, causal
 
 
 def local_kv_heads(op: Op, heads: Array) -> Array:
@@ -32,8 +50,9 @@ def local_kv_heads(op: Op, heads: Array) -> Array:
 def work(op: Op, sizes: Sizes, numerics: Numerics) -> Work:
     """Flash attention keeps Q, K, V, the output and a log-sum-exp; the unfused one keeps the probabilities too."""
     batch, heads, q_len, kv_len = sizes[BATCH], sizes["heads"], sizes[SEQ], sizes[KV_SEQ]
-    core = AttentionCore(batch, heads, local_kv_heads(op, heads), q_len, kv_len,
-                         head_dim=op.static_sizes["head_dim"], causal=bool(op.attr("causal", True)))
+    keys, causal = attended(op, kv_len, numerics)
+    core = AttentionCore(batch, heads, local_kv_heads(op, heads), q_len, keys,
+                         head_dim=op.static_sizes["head_dim"], causal=causal)
     scores = batch * heads * q_len * kv_len * numerics.element_bytes
     statistics = batch * heads * q_len * 4.0
     return Work(

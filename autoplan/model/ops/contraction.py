@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from autoplan.model.graph import TOKEN_DIMS, Op
-from autoplan.model.ops.work import Gemm, Numerics, Sizes, Work, volume
+from autoplan.model.ops.work import Counts, Gemm, Numerics, Sizes, Work, volume
 
 
 def splittable(op: Op) -> tuple[str, ...]:
@@ -11,9 +13,9 @@ def splittable(op: Op) -> tuple[str, ...]:
     return tuple(dim.name for dim in op.dims if dim.name != "head_dim")
 
 
-def flops(op: Op, sizes: Sizes) -> object:
+def flops(op: Op, sizes: Counts) -> int:
     """Return forward FLOPs: a multiply and an add for each point of the loop nest."""
-    return 2.0 * volume(sizes, tuple(dim.name for dim in op.dims))
+    return 2 * math.prod(sizes[dim.name] for dim in op.dims)
 
 
 def work(op: Op, sizes: Sizes, numerics: Numerics) -> Work:

@@ -6,7 +6,7 @@ The attribute `function` tells which: "add", "rotary", "position", or the name o
 from __future__ import annotations
 
 from autoplan.model.graph import Op
-from autoplan.model.ops.work import Numerics, Sizes, Stream, StreamKind, Work, volume
+from autoplan.model.ops.work import Counts, Numerics, Sizes, Stream, StreamKind, Work, volume
 
 LINEAR = ("add", "rotary", "position")  # functions whose backward pass needs none of their inputs
 
@@ -16,9 +16,9 @@ def splittable(op: Op) -> tuple[str, ...]:
     return tuple(dim.name for dim in op.dims if dim.name not in ("hidden", "head_dim", "positions"))
 
 
-def flops(op: Op, sizes: Sizes) -> object:
+def flops(op: Op, sizes: Counts) -> int:
     """Count none: the field's FLOPs are those of the matrix products."""
-    return 0.0
+    return 0
 
 
 def is_linear(op: Op) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoplan.model.graph import BATCH, SEQ, Op
-from autoplan.model.ops.work import Numerics, Sizes, Stream, Work, volume
+from autoplan.model.ops.work import Counts, Numerics, Sizes, Stream, Work, volume
 
 
 def splittable(op: Op) -> tuple[str, ...]:
@@ -11,9 +11,9 @@ def splittable(op: Op) -> tuple[str, ...]:
     return (BATCH, SEQ, "vocab")
 
 
-def flops(op: Op, sizes: Sizes) -> object:
+def flops(op: Op, sizes: Counts) -> int:
     """Count none: nothing is multiplied."""
-    return 0.0
+    return 0
 
 
 def work(op: Op, sizes: Sizes, numerics: Numerics) -> Work:

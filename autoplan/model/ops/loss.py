@@ -7,7 +7,7 @@ Megatron-LM's vocabulary-parallel cross-entropy does.
 from __future__ import annotations
 
 from autoplan.model.graph import BATCH, SEQ, Op
-from autoplan.model.ops.work import Numerics, Sizes, Stream, Work, volume
+from autoplan.model.ops.work import Counts, Numerics, Sizes, Stream, Work, volume
 
 EXCHANGED_BYTES = 3 * 4  # bytes a token, all-reduced over the axes that split the vocabulary
 
@@ -17,9 +17,9 @@ def splittable(op: Op) -> tuple[str, ...]:
     return (BATCH, SEQ, "vocab")
 
 
-def flops(op: Op, sizes: Sizes) -> object:
+def flops(op: Op, sizes: Counts) -> int:
     """Count none: the field's FLOPs are those of the matrix products."""
-    return 0.0
+    return 0
 
 
 def work(op: Op, sizes: Sizes, numerics: Numerics) -> Work:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Sizes = Mapping[str, Array]  # loop dim → local size of each strategy, [K]
+Counts = Mapping[str, int]  # loop dim → its whole size
 StreamKind = Literal["norm", "activation", "elementwise", "mixed"]  # "mixed": like none of the measured kinds
 
 
@@ -26,7 +27,7 @@ class Gemm:
 
 @dataclass(frozen=True)
 class AttentionCore:
-    """softmax(Q·Kᵀ)·V over local sizes. `work_fraction`: the part of the q×kv rectangle that is not masked away."""
+    """softmax(Q·Kᵀ)·V over local sizes. causal: the last query sees all `kv_len` keys, each earlier one a key less."""
 
     batch: Array
     heads: Array
