@@ -1,9 +1,9 @@
-"""What is asked of a plan (`Workload`) and one way of answering it (`Option`, `Schedule`)."""
+"""What is asked of a plan (`Workload`), and the words for how it may be answered."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -69,19 +69,3 @@ class Workload:
     def optimizer_bytes(self) -> int:
         """Bytes of optimizer state a parameter: moments, and an fp32 master copy under 16-bit training."""
         return OPTIMIZER_STATE_BYTES[self.optimizer] + (4 if self.precision is not Precision.FP32 else 0)
-
-
-@dataclass(frozen=True)
-class Option:
-    """One way of running the workload, the same for every stage: what the search enumerates.
-
-    num_micro_batches · (sequences of one micro-batch, over all data-parallel replicas) = the global batch.
-    zero: the ZeRO stages a parameter may choose from. pins: mesh axis → role, see `autoplan.runtimes`.
-    """
-
-    num_micro_batches: int
-    recompute: Recompute = Recompute.NONE
-    zero: tuple[int, ...] = (0,)
-    schedule: Schedule = Schedule.ONE_F_ONE_B
-    virtual_stages: int = 1
-    pins: Mapping[str, str] = field(default_factory=dict)
