@@ -54,7 +54,7 @@ def plan(model: ModelGraph, cluster: Cluster, *, global_batch_size: int | None =
         raise no_plan(pricer, pins, timed_out=outcome.timed_out)
     solutions = [found.solution for found in outcome.found]
     info = _search_info(pricer, outcome, solver)
-    return plan_of(pricer, solutions[0], search=info, timing=Timing(wall_s=time.perf_counter() - begin),
+    return plan_of(pricer, solutions[0], search=info, timing=Timing(wall_s=time.perf_counter() - begin, phases=outcome.phases),
                    alternatives=solutions[1:], notes=asked.notes)
 
 

@@ -7,7 +7,8 @@ the gap asked for; then candidates whose shardings are the ILP's, where their bo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from autoplan.search import free, probe, unequal
@@ -43,11 +44,19 @@ class Outcome:
     candidates: int = 0
     pruned: int = 0
     timed_out: bool = False
+    phases: dict[str, float] = field(default_factory=dict)  # seconds
 
     @property
     def best(self) -> Found | None:
         """The plan to return."""
         return self.found[0] if self.found else None
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Record the seconds that a phase takes."""
+        begin = time.perf_counter()
+        yield
+        self.phases[name] = time.perf_counter() - begin
 
 
 @dataclass(frozen=True)
@@ -88,12 +97,15 @@ def search(pricer: Pricer, pins: Pins, limits: Limits, progress: Progress | None
     tell = progress or (lambda phase, done, total: None)
     named = list(candidates(pricer.chain, pricer.cluster, pricer.workload, pins, named=True))
     tell("bounding recipes", 0, len(named))
-    variants = _bound(pricer, named, pins, limits, outcome, tell)
-    _solve(pricer, variants, limits, outcome, tell, "solving recipes")
+    with outcome.phase("recipes"):
+        variants = _bound(pricer, named, pins, limits, outcome, tell)
+        _solve(pricer, variants, limits, outcome, tell)
     if not pins.fixes_roles:
-        _search_free(pricer, pins, limits, outcome, tell)
+        with outcome.phase("shardings"):
+            _search_free(pricer, pins, limits, outcome, tell)
         if pins.schedule in (None, Schedule.ONE_F_ONE_B) and pins.virtual_stages in (None, 1):
-            _search_unequal(pricer, pins, limits, outcome, tell)
+            with outcome.phase("unequal submeshes"):
+                _search_unequal(pricer, pins, limits, outcome, tell)
     if outcome.best is not None:
         outcome.lower_bound = min(outcome.lower_bound, outcome.best.objective)
     return outcome
@@ -117,12 +129,11 @@ def _bound(pricer: Pricer, named: Sequence[Candidate], pins: Pins, limits: Limit
     return variants
 
 
-def _solve(pricer: Pricer, variants: Iterable[Variant], limits: Limits, outcome: Outcome, tell: Progress,
-           phase: str) -> None:
+def _solve(pricer: Pricer, variants: Iterable[Variant], limits: Limits, outcome: Outcome, tell: Progress) -> None:
     """Solve variants in the order of their bounds until the rest can't enter the ranking."""
     ordered = sorted(variants, key=lambda variant: variant.bound)  # stable: ties in the order of enumeration
     for done, variant in enumerate(ordered):
-        tell(phase, done, len(ordered))
+        tell("solving recipes", done, len(ordered))
         threshold = outcome.found[limits.top - 1].objective if len(outcome.found) >= limits.top else float("inf")
         late = limits.over and bool(outcome.found)
         if late or variant.bound >= threshold:
@@ -133,7 +144,7 @@ def _solve(pricer: Pricer, variants: Iterable[Variant], limits: Limits, outcome:
         found = solve(pricer, variant.candidate, variant.recompute, variant.zero, upper_bound=threshold)
         if found is not None:
             _insert(outcome, Found(variant, found), limits)
-    tell(phase, len(ordered), len(ordered))
+    tell("solving recipes", len(ordered), len(ordered))
 
 
 def _insert(outcome: Outcome, found: Found, limits: Limits) -> None:
