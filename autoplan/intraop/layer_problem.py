@@ -175,7 +175,8 @@ class _Builder:
 
     def _param(self, op_node: int, op: Op, param: Param, layouts: Ints) -> None:
         """Add a parameter's node and tie it to its operator: the layout follows from the operator's strategy."""
-        unique, of_op = np.unique(layouts, axis=0, return_inverse=True)
+        _, index, of_op = np.unique(codes_to_index(layouts, len(param.dims)), return_index=True, return_inverse=True)
+        unique = layouts[index]
         shared = f"{op.name}.{param.name}" in self.shared
         terms = pricing.param_terms(op, param, unique, self.zero, self.setting, shared=shared)
         stacked = np.tile(unique, (len(self.zero), 1))

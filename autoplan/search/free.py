@@ -57,38 +57,55 @@ def bounds(pricer: Pricer, candidate: Candidate, policies: Sequence[Recompute], 
     in flight, and its least time plus bytes at a few prices (a Lagrangian: a stage that fits pays for no byte beyond
     its device's). All of them by one batched elimination a class.
     """
-    problems = pricer.problems(candidate.mesh, candidate.micro_batch, candidate.roles)
-    assert problems is not None
-    variants = [(policy, zero) for policy in policies for zero in zeros]
-    count, p, m = pricer.chain.count, candidate.num_stages, candidate.num_micro_batches
-    chain = np.array([1.0, count, 1.0])
-    classes = (problems.first, problems.layer, problems.last)
+    layer = pricer.layer_alone(candidate.mesh, candidate.micro_batch, candidate.roles)
+    assert layer is not None
+    m, p = candidate.num_micro_batches, candidate.num_stages
     # J ≥ Σ time + (m − 1) · max (time + step/m): the slowest stage pays its step at least (m − 1)/m times
-    together = np.array([_cheapest(problem, m) for problem in classes])
-    floor = float((m - 1) * (chain @ together) / p)
+    floor = (m - 1) * pricer.chain.count * _cheapest(layer, m) / p
     if floor >= wanted:
         return [], floor
-    most_held = float(min(m, p))
-    room = usable_bytes(pricer.cluster.device.memory_bytes, pricer.runtime)
-    pace = wanted / (m + p - 1) if np.isfinite(wanted) else 1.0
-    prices = PRICES * pace / room
-    least = np.array([_relax(problem, variants, m, most_held, prices)
-                      for problem in classes])  # [3, V, columns]
-    time, with_step, low, high = np.moveaxis(least[..., :4], -1, 0).swapaxes(1, 2)  # [V, 3]
-    saved = (high - low) / (most_held - 1.0) if most_held > 1 else np.zeros_like(low)
-    held = np.array([in_flight(candidate.schedule, index, p, m) for index in range(p)])
-    priced = least[1, :, 4:].reshape(len(variants), len(prices), 2)  # [V, prices, (fewest, most in flight)]
-    share = (held - 1.0) / (most_held - 1.0) if most_held > 1 else np.zeros(p)
-    along = priced[..., :1] * (1 - share) + priced[..., 1:] * share  # concave in the count, so a chord bounds it
-    none = np.zeros(len(variants))
-    stages = UniformStages(count, p, time[:, 0], time[:, 1], time[:, 2], none,
-                           room_for_layers(pricer, candidate, low - saved, saved), none)
-    plain = objective(stages, m, MemoryPrices(along, prices * room))
-    mixed = time @ chain + (m - 1) * (with_step @ chain) / p
-    value = np.maximum(plain, mixed)
+    variants = [(policy, zero) for policy in policies for zero in zeros]
+    prices = PRICES * (wanted / (m + p - 1) if np.isfinite(wanted) else 1.0) / _room(pricer)
+    inner = _relax(layer, variants, m, float(min(m, p)), prices)
+    alone = _values(pricer, candidate, inner, np.zeros((2, len(variants), 4)), prices)
+    floor = float(alone[alone >= wanted].min(initial=np.inf))
+    left = np.flatnonzero(alone < wanted)
+    if not len(left):
+        return [], floor
+    problems = pricer.problems(candidate.mesh, candidate.micro_batch, candidate.roles)
+    assert problems is not None
+    variants = [variants[index] for index in left]
+    ends = np.array([_relax(end, variants, m, float(min(m, p)), prices[:0]) for end in (problems.first, problems.last)])
+    value = _values(pricer, candidate, inner[left], ends, prices)
     found = [Variant(candidate, policy, zero, float(seconds))
              for (policy, zero), seconds in zip(variants, value, strict=True) if seconds < wanted]
-    return found, float(value[value >= wanted].min(initial=np.inf))
+    return found, min(floor, float(value[value >= wanted].min(initial=np.inf)))
+
+
+def _room(pricer: Pricer) -> float:
+    return usable_bytes(pricer.cluster.device.memory_bytes, pricer.runtime)
+
+
+def _values(pricer: Pricer, candidate: Candidate, inner: Array, ends: Array, prices: Array) -> Array:
+    """Return lower bounds of the step time, [V], inf where the layers can't fit.
+
+    inner: minima of the repeated layer, as `_relax` gives them; ends [2, V, 4]: those of the first and the last one.
+    """
+    count, p, m = pricer.chain.count, candidate.num_stages, candidate.num_micro_batches
+    most_held = float(min(m, p))
+    every = np.array([ends[0], inner[:, :4], ends[1]])  # [3, V, 4]
+    time, with_step, low, high = np.moveaxis(every, -1, 0).swapaxes(1, 2)  # [V, 3] each
+    saved = (high - low) / (most_held - 1.0) if most_held > 1 else np.zeros_like(low)
+    held = np.array([in_flight(candidate.schedule, index, p, m) for index in range(p)])
+    priced = inner[:, 4:].reshape(len(inner), len(prices), 2)  # [V, prices, (fewest, most in flight)]
+    share = (held - 1.0) / (most_held - 1.0) if most_held > 1 else np.zeros(p)
+    along = priced[..., :1] * (1 - share) + priced[..., 1:] * share  # concave in the count, so a chord bounds it
+    none = np.zeros(len(inner))
+    stages = UniformStages(count, p, time[:, 0], time[:, 1], time[:, 2], none,
+                           room_for_layers(pricer, candidate, low - saved, saved), none)
+    plain = objective(stages, m, MemoryPrices(along, prices * _room(pricer)))
+    chain = np.array([1.0, count, 1.0])
+    return np.maximum(plain, time @ chain + (m - 1) * (with_step @ chain) / p)
 
 
 def _cheapest(problem: LayerProblem, num_micro_batches: int) -> float:

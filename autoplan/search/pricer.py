@@ -56,14 +56,23 @@ class Pricer:
         """Return the problems of all classes, with every ZeRO stage; None where the roles don't divide the model."""
         key = (mesh, micro_batch, roles)
         if key not in self._problems:
-            setting = Setting(mesh, self.costs, self.runtime, self.workload, micro_batch)
-            self._problems[key] = self._build(setting, roles)
+            layer = self.layer_alone(mesh, micro_batch, roles)
+            self._problems[key] = None if layer is None else self._build(layer, roles)
         return self._problems[key]
 
-    def _build(self, setting: Setting, roles: tuple[str, ...] | None) -> Problems | None:
-        first, layer, last = (self._problem(layer, setting, roles)
-                              for layer in (self.chain.first, self.chain.layer, self.chain.last))
-        return None if first is None or layer is None or last is None else Problems(first, layer, last)
+    def layer_alone(self, mesh: Mesh, micro_batch: int, roles: tuple[str, ...] | None) -> LayerProblem | None:
+        """Return the repeated layer's problem, with every ZeRO stage; the cheaper half of `problems`."""
+        key = ("layer", mesh, micro_batch, roles)
+        if key not in self.kept:
+            setting = Setting(mesh, self.costs, self.runtime, self.workload, micro_batch)
+            self.kept[key] = self._problem(self.chain.layer, setting, roles)
+        found = self.kept[key]
+        assert found is None or isinstance(found, LayerProblem)
+        return found
+
+    def _build(self, layer: LayerProblem, roles: tuple[str, ...] | None) -> Problems | None:
+        first, last = (self._problem(end, layer.setting, roles) for end in (self.chain.first, self.chain.last))
+        return None if first is None or last is None else Problems(first, layer, last)
 
     def _problem(self, layer: LayerClass, setting: Setting, roles: tuple[str, ...] | None,
                  shared: frozenset[str] = frozenset()) -> LayerProblem | None:
