@@ -253,6 +253,22 @@ def test_a_whole_model_on_one_stage_is_the_unrolled_milp(shape: tuple[int, ...],
     assert costs == sorted(costs, reverse=True) and costs[0] > costs[-1]
 
 
+@pytest.mark.parametrize("ends", [(True, True), (True, False), (False, True)])
+def test_stages_of_no_equal_layer_cost_the_same_alone_and_in_a_row_of_sizes(ends: tuple[bool, bool]) -> None:
+    """A stage may hold an end of the chain alone; asking for several sizes at once must not change it."""
+    graph = model(vocab_size=4096)
+    setting = real_setting((2,), 4, 512)
+    made = [layer_problem(layer, setting) for layer in (graph.layer(0), without(graph.layer(1), "act"), graph.layer(3))]
+    rows = [exact_table(part, Recompute.NONE, 4, (1.0, 2.0)) for part in made if part is not None]
+    stage = StageTable(setting, Recompute.NONE, 4, *rows, rows[2], None, NEIGHBOUR)
+    both = stage.best(first=ends[0], last=ends[1], layers=np.array([0, 2]), in_flight=1.0)
+    for at, layers in enumerate((0, 2)):
+        alone = stage.best(first=ends[0], last=ends[1], layers=np.array([layers]), in_flight=1.0)
+        assert both.time[at] == pytest.approx(alone.time[0], rel=1e-9)
+        assert both.step[at] == pytest.approx(alone.step[0], rel=1e-9)
+        assert both.least_memory[at] == pytest.approx(alone.least_memory[0], rel=1e-9)
+
+
 def test_sends_count_once_a_boundary_and_virtual_stage() -> None:
     graph = model(vocab_size=4096)
     setting = real_setting((2,), 4, 512)
