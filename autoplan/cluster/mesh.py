@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from math import prod
+from math import isqrt, prod
 
 from autoplan.cluster.types import Axis, Cluster, Mesh
 
@@ -107,7 +107,8 @@ def boundary(cluster: Cluster, num_devices: int, index: int | None = None) -> Ax
 
 def divisors(n: int) -> tuple[int, ...]:
     """The divisors of n ≥ 1, ascending."""
-    return tuple(d for d in range(1, n + 1) if n % d == 0)
+    small = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
+    return (*small, *(n // d for d in reversed(small) if d * d != n))
 
 
 def _check_submesh(cluster: Cluster, num_devices: int) -> None:

@@ -47,8 +47,8 @@ def names() -> tuple[str, ...]:
 def load(name: str) -> Runtime:
     """Return the runtime `name`. Raises InputError when there is none."""
     if name not in names():
-        raise InputError(f"unknown runtime {name!r}", key="runtime",
-                         allowed=", ".join(names()) + (f"; {nearest(name, names())}" if nearest(name, names()) else ""))
+        hint = nearest(str(name), names())
+        raise InputError(f"unknown runtime {name!r}", key="runtime", allowed=", ".join(names()) + (hint and f"; {hint}"))
     data = read_yaml(FOLDER / f"{name}.yaml")
     assert isinstance(data, dict)
     return Runtime(

@@ -19,7 +19,7 @@ from autoplan.search.assemble import plan_of
 from autoplan.search.diagnose import no_plan
 from autoplan.search.drive import Limits, Outcome, Progress, search
 from autoplan.search.pricer import Pricer
-from autoplan.search.request import check_pins, check_solver, pins_of, workload_of
+from autoplan.search.request import check_limits, check_pins, check_solver, merged, pins_of, workload_of
 from autoplan.search.solve import Solution, fallback, solve
 from autoplan.search.space import Candidate, Pins, candidates, chain
 from autoplan.workload import Recompute, Workload
@@ -42,11 +42,12 @@ def plan(model: ModelGraph, cluster: Cluster, *, global_batch_size: int | None =
     tried first. Raises InputError for bad input, NoPlanError with a diagnosis where nothing fits.
     """
     begin = time.perf_counter()
+    check_limits(top, gap, time_limit)
     limits = Limits(top, gap, time.monotonic() + time_limit if time_limit is not None else float("inf"))
     asked = workload_of(model, cluster, global_batch_size=global_batch_size, seq_len=seq_len, precision=precision,
                         optimizer=optimizer, grad_dtype=grad_dtype)
     given: dict[str, object] = {"micro_batch_size": micro_batch_size, "recompute": recompute, "zero": zero}
-    pins = pins_of({**(fix or {}), **{key: value for key, value in given.items() if value is not None}})
+    pins = pins_of(merged(fix, given))
     check_solver(solver)
     pricer = _pricer(model, cluster, asked.workload, runtime, pins, solver)
     outcome = search(pricer, pins, limits, progress)
@@ -54,8 +55,8 @@ def plan(model: ModelGraph, cluster: Cluster, *, global_batch_size: int | None =
         raise no_plan(pricer, pins, timed_out=outcome.timed_out)
     solutions = [found.solution for found in outcome.found]
     info = _search_info(pricer, outcome, solver)
-    return plan_of(pricer, solutions[0], search=info, timing=Timing(wall_s=time.perf_counter() - begin, phases=outcome.phases),
-                   alternatives=solutions[1:], notes=asked.notes)
+    timing = Timing(wall_s=time.perf_counter() - begin, phases=outcome.phases)
+    return plan_of(pricer, solutions[0], search=info, timing=timing, alternatives=solutions[1:], notes=asked.notes)
 
 
 def estimate(model: ModelGraph, cluster: Cluster, *, tp: int = 1, pp: int = 1, dp: int = 1, cp: int = 1,
@@ -72,8 +73,8 @@ def estimate(model: ModelGraph, cluster: Cluster, *, tp: int = 1, pp: int = 1, d
     asked = workload_of(model, cluster, global_batch_size=global_batch_size, seq_len=seq_len, precision=precision,
                         optimizer=optimizer, grad_dtype=grad_dtype)
     pins = pins_of({"tp": tp, "pp": pp, "dp": dp, "cp": cp, "micro_batch_size": micro_batch_size, "zero": zero,
-                    "recompute": recompute, "sequence_parallel": sequence_parallel and tp > 1, "schedule": schedule,
-                    "virtual_stages": virtual_stages})
+                    "recompute": recompute, "sequence_parallel": sequence_parallel if tp != 1 else False,
+                    "schedule": schedule, "virtual_stages": virtual_stages})
     pricer = _pricer(model, cluster, asked.workload, runtime, pins, "auto")
     solution = _price(pricer, pins)
     info = SearchInfo(lower_bound_s=None, gap=None, candidates=1, pruned=0, solves=pricer.counters.solves,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TypeVar
+from math import prod
+from operator import index
+from typing import SupportsIndex, TypeVar
 
 from autoplan.cluster import Cluster
 from autoplan.cost.schedules import legal
@@ -17,6 +19,7 @@ from autoplan.workload import OPTIMIZER_STATE_BYTES, Precision, Recompute, Sched
 
 E = TypeVar("E", Precision, Recompute, Schedule)
 
+MOST = 10**9  # of everything that is counted; the search enumerates divisors
 DEFAULT_TOKENS = 2**22  # tokens of a step where neither the user nor the model says: 4 Mi, as Llama 2 was trained
 
 
@@ -32,9 +35,10 @@ def workload_of(model: ModelGraph, cluster: Cluster, *, global_batch_size: int |
                 precision: str | None, optimizer: str, grad_dtype: str | None) -> Asked:
     """Return the workload. Raises InputError for values that are not allowed or that the device doesn't support."""
     notes = []
-    for key, value in (("global_batch_size", global_batch_size), ("seq_len", seq_len)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise InputError("must be a whole number of at least 1", key=key, found=value)
+    if global_batch_size is not None:
+        global_batch_size = whole("global_batch_size", global_batch_size)
+    if seq_len is not None:
+        seq_len = whole("seq_len", seq_len)
     if seq_len is None:
         seq_len = default_seq_len(model)
         notes.append(f"sequences of {seq_len:,} tokens were assumed (--seq-len)")
@@ -62,6 +66,35 @@ def workload_of(model: ModelGraph, cluster: Cluster, *, global_batch_size: int |
     return Asked(Workload(global_batch_size, seq_len, Precision(precision), optimizer, grads), tuple(notes))
 
 
+def whole(key: str, value: object, least: int = 1, most: int = MOST) -> int:
+    """Return a whole number of any integer type. Raises InputError for anything else, and for one out of range."""
+    if isinstance(value, SupportsIndex) and not isinstance(value, bool) and least <= index(value) <= most:
+        return index(value)
+    raise InputError(f"must be a whole number from {least} to {most:,}", key=key, found=value)
+
+
+def check_limits(top: object, gap: object, time_limit: object) -> None:
+    """Raise InputError for limits of a search that make no sense."""
+    whole("top", top)
+    for key, value, words, most in (("gap", gap, "at least 0 and at most 1", 1.0),
+                                    ("time_limit", time_limit, "at least 0", float("inf"))):
+        if value is None and key == "time_limit":
+            continue
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= most:
+            raise InputError(f"must be a number of {words}", key=key, found=value)
+
+
+def merged(fix: object, options: Mapping[str, object]) -> dict[str, object]:
+    """Return what `fix` and the options of their own fix together. Raises InputError where they contradict."""
+    if fix is not None and not isinstance(fix, Mapping):
+        raise InputError("must be a mapping of keys to values", key="fix", found=fix)
+    result = dict(fix or {})
+    for key, value in options.items():
+        if value is not None and result.setdefault(key, value) != value:
+            raise InputError(f"is fixed to two values, {result[key]!r} and {value!r}", key=key)
+    return result
+
+
 def _member(kind: type[E], key: str, value: object) -> E | None:
     if value is None:
         return None
@@ -83,14 +116,15 @@ def pins_of(fixed: Mapping[str, object]) -> Pins:
                 raise InputError("dense models have no experts to spread", key="ep", found=value, allowed="1")
             continue
         if key not in known:
-            raise InputError("unknown key", key=key, allowed=", ".join(sorted(known)))
+            raise InputError("unknown key", key=str(key), allowed=", ".join(sorted(known)))
         values[key] = value
     for key in ("tp", "pp", "dp", "cp", "micro_batch_size", "num_micro_batches", "virtual_stages"):
-        value = values.get(key)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise InputError("must be a whole number of at least 1", key=key, found=value)
-    if values.get("zero") not in (None, 0, 1, 2, 3):
-        raise InputError("unknown ZeRO stage", key="zero", found=values["zero"], allowed="0, 1, 2, 3")
+        if key in values:
+            values[key] = whole(key, values[key])
+    if "zero" in values:
+        values["zero"] = whole("zero", values["zero"], 0, 3)
+    if not isinstance(values.get("sequence_parallel", True), bool):
+        raise InputError("must be true or false", key="sequence_parallel", found=values["sequence_parallel"])
     values["recompute"] = _member(Recompute, "recompute", values.get("recompute"))
     values["schedule"] = _member(Schedule, "schedule", values.get("schedule"))
     return Pins(**values)  # type: ignore[arg-type]
@@ -114,9 +148,7 @@ def check_pins(pins: Pins, chain: Chain, cluster: Cluster, workload: Workload, r
         value = getattr(pins, key)
         if value is not None and batch % value:
             raise InputError(f"doesn't divide the global batch of {batch}", key=key, found=value)
-    if pins.dp is not None and pins.micro_batch_size is not None and batch % (pins.dp * pins.micro_batch_size):
-        raise InputError(f"the global batch of {batch} is no multiple of dp {pins.dp} · micro-batch "
-                         f"{pins.micro_batch_size} = {pins.dp * pins.micro_batch_size}", key="global_batch_size")
+    _check_batch(pins, batch)
     if pins.cp is not None and workload.seq_len % pins.cp:
         raise InputError(f"doesn't divide the sequence of {workload.seq_len}", key="cp", found=pins.cp)
     if pins.sequence_parallel and pins.tp is not None and workload.seq_len % pins.tp:
@@ -125,7 +157,19 @@ def check_pins(pins: Pins, chain: Chain, cluster: Cluster, workload: Workload, r
     if pins.schedule is not None and pins.schedule not in runtime.schedules:
         raise InputError(f"runtime {runtime.name} doesn't offer it", key="schedule", found=pins.schedule.value,
                          allowed=", ".join(runtime.schedules))
+    if pins.sequence_parallel and pins.tp == 1:
+        raise InputError("needs a tp of at least 2", key="sequence_parallel", found=True)
     _check_schedule(pins, chain, workload)
+
+
+def _check_batch(pins: Pins, batch: int) -> None:
+    words = {"dp": "dp", "micro_batch_size": "micro-batch", "num_micro_batches": "micro-batches"}
+    factors = {key: value for key in words if (value := getattr(pins, key)) is not None}
+    product = prod(factors.values())
+    if batch % product or (len(factors) == len(words) and product != batch):
+        said = " · ".join(f"{words[key]} {value}" for key, value in factors.items())
+        verb = "isn't" if len(factors) == len(words) else "is no multiple of"
+        raise InputError(f"the global batch of {batch} {verb} {said} = {product}", key="global_batch_size")
 
 
 def _check_model(pins: Pins, chain: Chain) -> None:
@@ -148,6 +192,8 @@ def _check_schedule(pins: Pins, chain: Chain, workload: Workload) -> None:
                          found=pins.virtual_stages)
     if not interleaved or pins.pp is None:
         return
+    if pins.pp == 1:
+        raise InputError("interleaved 1F1B needs at least 2 stages", key="pp", found=1)
     v = pins.virtual_stages or 1
     if v > 1 and not interleaved_slots(chain, pins.pp, v):
         raise InputError(f"interleaved 1F1B needs equal chunks; {chain.count} layers ({chain.length} with both ends) "
@@ -161,8 +207,10 @@ def _check_schedule(pins: Pins, chain: Chain, workload: Workload) -> None:
             raise InputError(reason, key="schedule")
 
 
-def check_solver(solver: str) -> None:
+def check_solver(solver: object) -> None:
     """Raise InputError for a solver that isn't there."""
+    if not isinstance(solver, str):
+        raise InputError("unknown solver", key="solver", found=solver)
     from autoplan.intraop.problem import IntraOpProblem
     from autoplan.intraop.solve import solve
 

@@ -1,0 +1,48 @@
+"""Models and clusters so small that a plan takes a fraction of a second, and what the tests do with plans."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import autoplan
+from autoplan.cluster import Cluster
+from autoplan.model.architectures.decoder import decoder
+from autoplan.model.graph import ModelGraph
+from autoplan.model.spec import DecoderSpec
+from autoplan.plan import Plan
+
+GPT: dict[str, Any] = {
+    "name": "tiny-gpt", "layers": 4, "hidden": 1024, "heads": 16, "ffn": 4096, "vocab_size": 32000, "norm": "layer",
+    "positions": "learned", "max_positions": 1024, "seq_len": 1024, "biases": ("qkv", "o", "mlp")}
+LLAMA: dict[str, Any] = {
+    "name": "tiny-llama", "layers": 6, "hidden": 1024, "heads": 16, "kv_heads": 4, "ffn": 2816, "gated": True,
+    "vocab_size": 32000, "seq_len": 2048}
+
+NAMED_ONLY = 1.0  # a gap that leaves the search no reason to look beyond named recipes
+
+
+def gpt(**changes: object) -> ModelGraph:
+    """Return a GPT with learned positions and biases."""
+    return decoder(DecoderSpec(**{**GPT, **changes}))
+
+
+def llama(**changes: object) -> ModelGraph:
+    """Return a Llama with grouped queries, a gated MLP and rotary positions."""
+    return decoder(DecoderSpec(**{**LLAMA, **changes}))
+
+
+def cluster(ref: str) -> Cluster:
+    """Return a shipped cluster."""
+    return autoplan.load_cluster(ref)
+
+
+def again(plan: Plan, model: ModelGraph, machines: Cluster) -> Plan:
+    """Return the estimate of a plan's own degrees."""
+    how, asked = plan.parallelism, plan.workload
+    assert how.recipe is not None
+    return autoplan.estimate(
+        model, machines, tp=how.tp, pp=how.pp, dp=how.dp, cp=how.cp, micro_batch_size=how.micro_batch_size,
+        global_batch_size=asked.global_batch_size, seq_len=asked.seq_len, precision=asked.precision.value,
+        optimizer=asked.optimizer, grad_dtype=asked.grad_dtype.value, zero=how.zero, recompute=how.recompute.value,
+        sequence_parallel=how.sequence_parallel, schedule=how.schedule.value, virtual_stages=how.virtual_stages,
+        runtime=plan.runtime)
