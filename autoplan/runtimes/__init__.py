@@ -48,7 +48,8 @@ def load(name: str) -> Runtime:
     """Return the runtime `name`. Raises InputError when there is none."""
     if name not in names():
         hint = nearest(str(name), names())
-        raise InputError(f"unknown runtime {name!r}", key="runtime", allowed=", ".join(names()) + (hint and f"; {hint}"))
+        allowed = ", ".join(names()) + (f"; {hint}" if hint else "")
+        raise InputError(f"unknown runtime {name!r}", key="runtime", allowed=allowed)
     data = read_yaml(FOLDER / f"{name}.yaml")
     assert isinstance(data, dict)
     return Runtime(
