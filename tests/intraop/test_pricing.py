@@ -92,6 +92,15 @@ def test_zero_three_holds_the_gathered_weight_and_gradient_while_a_layer_runs() 
     assert terms[:, Term.REDUCE].tolist() == pytest.approx([0, 0, weight, weight])
 
 
+def test_an_update_streams_what_it_touches() -> None:
+    """bf16 Adam: 28 bytes a parameter at the rate of a long stream; an eighth of it where states are split."""
+    on = real("dgx-h100:8", (8,))
+    assert on.stream_rate == pytest.approx(float(on.costs.memory_bound(2.0**34)) / 2**34, rel=0.01)
+    op = OPS["up"]
+    terms = pricing.param_terms(op, op.params[0], np.array([[PARTIAL]]), (0, 1, 2, 3), on)
+    assert terms[:, Term.OPTIMIZER] == pytest.approx(on.stream_rate * 28 * 512 * 2048 / np.array([1, 8, 8, 8]))
+
+
 def test_the_rate_between_copies_is_that_of_neighbours() -> None:
     on = real("dgx-h100:32", (1, 32))
     assert on.copies_rate(1) == 0
