@@ -89,7 +89,9 @@ def restrict(problem: LayerProblem, zero: int) -> LayerProblem:
 
 def layer_table(problem: LayerProblem, recompute: Recompute, num_micro_batches: int, in_flight: tuple[float, float],
                 keep: Sequence[str] = ()) -> LayerTable:
-    """Return the complete Pareto set of a layer's rows, for each residual layout (and each layout of `keep`).
+    """Return rows that hold a layer's Pareto set, for each residual layout (and each layout of `keep`).
+
+    Up to `FEW` choices are all listed; else the set is found by elimination, up to `RESOLUTION`.
 
     in_flight: the least and the most micro-batches in flight that can occur. A row is dropped if another is no worse in
     time (a micro-batch's, plus a step's over the micro-batches), in state + k · saved at both extremes of k (hence at
