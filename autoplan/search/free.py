@@ -75,7 +75,8 @@ def bounds(pricer: Pricer, candidate: Candidate, policies: Sequence[Recompute], 
     problems = pricer.problems(candidate.mesh, candidate.micro_batch, candidate.roles)
     assert problems is not None
     variants = [variants[index] for index in left]
-    ends = np.array([_relax(end, variants, m, float(min(m, p)), prices[:0]) for end in (problems.first, problems.last)])
+    ends = np.array([_relax(end, variants, m, float(min(m, p)), prices[:0])
+                     for end in (problems.first, pricer.tail(problems, candidate))])
     value = _values(pricer, candidate, inner[left], ends, prices)
     found = [Variant(candidate, policy, zero, float(seconds))
              for (policy, zero), seconds in zip(variants, value, strict=True) if seconds < wanted]
@@ -105,7 +106,8 @@ def _values(pricer: Pricer, candidate: Candidate, inner: Array, ends: Array, pri
                            room_for_layers(pricer, candidate, low - saved, saved), none)
     plain = objective(stages, m, MemoryPrices(along, prices * _room(pricer)))
     chain = np.array([1.0, count, 1.0])
-    return np.maximum(plain, time @ chain + (m - 1) * (with_step @ chain) / p)
+    value: Array = np.maximum(plain, time @ chain + (m - 1) * (with_step @ chain) / p)
+    return value
 
 
 def _cheapest(problem: LayerProblem, num_micro_batches: int) -> float:

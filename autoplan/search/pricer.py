@@ -79,14 +79,14 @@ class Pricer:
         self.counters.problems += 1
         return layer_problem(layer, setting, zero=ZERO_STAGES, roles=roles, shared=shared)
 
-    def _whole(self, problems: Problems, roles: tuple[str, ...] | None) -> LayerProblem:
-        """Return the last layer's problem in a stage that holds the first too: tied embeddings are stored once."""
-        if self.chain.tied is None:
+    def tail(self, problems: Problems, candidate: Candidate) -> LayerProblem:
+        """Return the last layer's problem: in a stage that holds the first too, tied embeddings are stored once."""
+        if self.chain.tied is None or candidate.num_stages > 1:
             return problems.last
         key = ("whole", id(problems))
         if key not in self.kept:
             shared = frozenset({self.chain.tied[1]})
-            self.kept[key] = self._problem(self.chain.last, problems.last.setting, roles, shared)
+            self.kept[key] = self._problem(self.chain.last, problems.last.setting, candidate.roles, shared)
         found = self.kept[key]
         assert isinstance(found, LayerProblem)
         return found
@@ -113,7 +113,7 @@ class Pricer:
         first, layer = table(problems.first, tied and tied[0]), table(problems.layer)
         last = table(problems.last, tied and tied[1])
         alone = candidate.num_stages == 1
-        whole = table(self._whole(problems, candidate.roles), tied and tied[1]) if alone else last
+        whole = table(self.tail(problems, candidate), tied and tied[1]) if alone else last
         found = StageTable(problems.layer.setting, recompute, m, first, layer, last, whole, tied, neighbour,
                            candidate.virtual_stages)
         return found if self.solver == "auto" else self._by_solver(found, candidate)

@@ -44,10 +44,11 @@ def probe(pricer: Pricer, candidate: Candidate) -> Probe | None:
     """Price a candidate's recipe on a mesh without data parallelism; None where it doesn't divide the model."""
     shape = (1, *candidate.mesh.shape[1:])
     alone = mesh(pricer.cluster, shape, candidate.mesh.names)
-    key = ("probe", alone, candidate.micro_batch_size, candidate.roles)
+    key = ("probe", alone, candidate.micro_batch_size, candidate.roles, candidate.num_stages == 1)
     if key not in pricer.kept:
         problems = pricer.problems(alone, candidate.micro_batch_size, candidate.roles)
-        pricer.kept[key] = None if problems is None else _probe((problems.first, problems.layer, problems.last))
+        pricer.kept[key] = None if problems is None else _probe(
+            (problems.first, problems.layer, pricer.tail(problems, candidate)))
     found = pricer.kept[key]
     assert found is None or isinstance(found, Probe)
     return found

@@ -1,4 +1,4 @@
-"""`estimate` of a plan's own degrees gives the plan's own numbers; every plan is sound and its numbers hang together."""
+"""`estimate` of a plan's own degrees gives the plan's own numbers; every plan is sound, and its numbers add up."""
 
 import math
 
@@ -69,7 +69,8 @@ def test_its_numbers_hang_together(planned):
     peak = machines.device.peak_flops[asked.precision.value] * machines.num_devices
     assert 0 < predicted.mfu < 1
     assert predicted.mfu == pytest.approx(flops / predicted.iteration_time_s / peak, rel=1e-12)
-    assert math.fsum(seconds for _, seconds in predicted.breakdown) == pytest.approx(predicted.iteration_time_s, rel=1e-9)
+    parts = math.fsum(seconds for _, seconds in predicted.breakdown)
+    assert parts == pytest.approx(predicted.iteration_time_s, rel=1e-9)
     for stage in plan.stages:
         assert sum(nbytes for _, nbytes in stage.memory.breakdown) == stage.memory.total_bytes
         assert stage.memory.total_bytes <= machines.device.memory_bytes

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import autoplan
 from autoplan.cluster import Cluster
+from autoplan.cost.model import CostModel
 from autoplan.model.architectures.decoder import decoder
 from autoplan.model.graph import ModelGraph
 from autoplan.model.spec import DecoderSpec
 from autoplan.plan import Plan
+from autoplan.runtimes import load as load_runtime
+from autoplan.search.pricer import Pricer
+from autoplan.search.request import workload_of
+from autoplan.search.space import chain
 
 GPT: dict[str, Any] = {
     "name": "tiny-gpt", "layers": 4, "hidden": 1024, "heads": 16, "ffn": 4096, "vocab_size": 32000, "norm": "layer",
@@ -46,3 +52,18 @@ def again(plan: Plan, model: ModelGraph, machines: Cluster) -> Plan:
         optimizer=asked.optimizer, grad_dtype=asked.grad_dtype.value, zero=how.zero, recompute=how.recompute.value,
         sequence_parallel=how.sequence_parallel, schedule=how.schedule.value, virtual_stages=how.virtual_stages,
         runtime=plan.runtime)
+
+
+def with_memory(machines: Cluster, nbytes: float) -> Cluster:
+    """Return the cluster with devices of another memory size."""
+    group = machines.groups[0]
+    device = replace(group.node.device, memory_bytes=int(nbytes))
+    return replace(machines, groups=(replace(group, node=replace(group.node, device=device)),))
+
+
+def pricer_of(model: ModelGraph, machines: Cluster, batch: int) -> Pricer:
+    """Return what prices a model with all defaults."""
+    runtime = load_runtime("plain")
+    asked = workload_of(model, machines, global_batch_size=batch, seq_len=None, precision=None, optimizer="adam",
+                        grad_dtype=None)
+    return Pricer(chain(model), machines, CostModel(machines, runtime), runtime, asked.workload)
