@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 from autoplan.cluster import Cluster
+from autoplan.cluster.mesh import divisors
+from autoplan.cost.memory import usable_bytes
 from autoplan.cost.model import CostModel
 from autoplan.errors import NoPlanError
 from autoplan.search.assemble import memory_of
@@ -17,6 +20,7 @@ from autoplan.workload import Recompute
 
 GIB = 2.0**30
 MOST_TIMES_LARGER = 64
+STEPS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # nodes beyond the least
 
 
 def no_plan(pricer: Pricer, pins: Pins, *, timed_out: bool) -> NoPlanError:
@@ -48,7 +52,8 @@ def no_plan(pricer: Pricer, pins: Pins, *, timed_out: bool) -> NoPlanError:
 
 def _describe(stage: StageSolution, solution: Solution, zero: int) -> str:
     shape = " × ".join(f"{name} {size}" for name, size in zip(stage.mesh.names, stage.mesh.shape, strict=True))
-    return (f"{len(solution.stages)} stages of {shape}, micro-batch {stage.micro_batch_size}, ZeRO-{zero}, "
+    count = len(solution.stages)
+    return (f"{count} stage{'s' * (count > 1)} of {shape}, micro-batch {stage.micro_batch_size}, ZeRO-{zero}, "
             f"recompute {stage.recompute.value}")
 
 
@@ -75,13 +80,10 @@ def _changes(pricer: Pricer, pins: Pins) -> Iterator[str]:
     for words, relaxed in _relaxations(pins):
         if _fits(pricer, relaxed):
             yield words
-    factor = 2
-    while factor <= MOST_TIMES_LARGER:
-        larger = _enlarged(pricer, factor)
-        if larger is not None and _fits(larger, replace(pins, dp=None)):
+    for larger in _enlarged(pricer):
+        if _fits(larger, replace(pins, dp=None)):
             yield f"{larger.cluster.num_devices} devices instead of {pricer.cluster.num_devices}"
             return
-        factor *= 2
 
 
 def _relaxations(pins: Pins) -> Iterator[tuple[str, Pins]]:
@@ -93,8 +95,8 @@ def _relaxations(pins: Pins) -> Iterator[tuple[str, Pins]]:
         free.append(("another micro-batch count", {"num_micro_batches": None}))
     if pins.recompute not in (None, Recompute.FULL):
         free.append(("full recompute", {"recompute": Recompute.FULL}))
-    if pins.zero not in (None, 3):
-        free.append(("a higher ZeRO stage", {"zero": None}))
+    if pins.zero is not None:
+        free += [(f"ZeRO stage {stage}", {"zero": stage}) for stage in range(pins.zero + 1, 4)]
     for key, words in (("tp", "another tp"), ("pp", "another pp"), ("dp", "another dp"), ("cp", "another cp")):
         if getattr(pins, key) is not None:
             free.append((words, {key: None}))
@@ -104,23 +106,35 @@ def _relaxations(pins: Pins) -> Iterator[tuple[str, Pins]]:
         yield "everything but the batch and the model left to the search", Pins()
 
 
-def _enlarged(pricer: Pricer, factor: int) -> Pricer | None:
-    """Return the same question on `factor` times the devices: the rest of the node first, then more nodes."""
-    cluster = pricer.cluster
-    group = cluster.groups[0]
-    wanted = cluster.num_devices * factor
-    if wanted <= group.node.gpus:
-        larger = Cluster(cluster.name, cluster.groups, wanted, cluster.oversubscription)
-    elif wanted % group.node.gpus == 0:
-        nodes = replace(group, count=wanted // group.node.gpus)
-        larger = Cluster(cluster.name, (nodes,), group.node.gpus, cluster.oversubscription)
-    else:
-        return None
-    return Pricer(pricer.chain, larger, CostModel(larger, pricer.runtime), pricer.runtime, pricer.workload,
-                  pricer.solver)
+def _enlarged(pricer: Pricer) -> Iterator[Pricer]:
+    """Yield the same question on more devices, fewest first: the rest of the node, then more nodes in growing steps.
+
+    Counts whose devices together can't hold the model's state are left out.
+    """
+    cluster, node = pricer.cluster, pricer.cluster.node
+    least = _state_bytes(pricer) / usable_bytes(cluster.device.memory_bytes, pricer.runtime)
+    for devices in divisors(node.gpus):
+        if cluster.num_devices < devices < node.gpus and devices >= least:
+            yield _resized(pricer, Cluster(cluster.name, cluster.groups, devices, cluster.oversubscription))
+    first = max(1, cluster.num_devices // node.gpus + 1, math.ceil(least / node.gpus))
+    for step in STEPS:
+        nodes = first + step
+        if nodes * node.gpus <= MOST_TIMES_LARGER * cluster.num_devices:
+            group = replace(cluster.groups[0], count=nodes)
+            yield _resized(pricer, Cluster(cluster.name, (group,), node.gpus, cluster.oversubscription))
+
+
+def _state_bytes(pricer: Pricer) -> float:
+    """Return the bytes that the model's state takes on all devices together, each parameter held once."""
+    workload = pricer.workload
+    each = workload.weight_bytes + workload.grad_bytes + workload.optimizer_bytes
+    return float(pricer.chain.model.num_params * each)
+
+
+def _resized(pricer: Pricer, cluster: Cluster) -> Pricer:
+    return Pricer(pricer.chain, cluster, CostModel(cluster, pricer.runtime), pricer.runtime, pricer.workload)
 
 
 def _fits(pricer: Pricer, pins: Pins) -> bool:
     """Whether any named configuration fits."""
-    limits = Limits(top=1, gap=1.0)
-    return search(pricer, pins, limits).best is not None
+    return search(pricer, pins, Limits(), recipes_only=True).best is not None

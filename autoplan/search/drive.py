@@ -91,8 +91,12 @@ def zero_stages(candidate: Candidate, pinned: int | None) -> tuple[int, ...]:
     return ZERO_STAGES if any(size > 1 for size in replicas) else (0,)
 
 
-def search(pricer: Pricer, pins: Pins, limits: Limits, progress: Progress | None = None) -> Outcome:
-    """Return the best solutions under the pins, and what is proven of them."""
+def search(pricer: Pricer, pins: Pins, limits: Limits, progress: Progress | None = None, *,
+           recipes_only: bool = False) -> Outcome:
+    """Return the best solutions under the pins, and what is proven of them.
+
+    recipes_only: leave out shardings and submeshes that no recipe names; the bound is then one of the recipes alone.
+    """
     outcome = Outcome()
     tell = progress or (lambda phase, done, total: None)
     named = list(candidates(pricer.chain, pricer.cluster, pricer.workload, pins, named=True))
@@ -100,7 +104,7 @@ def search(pricer: Pricer, pins: Pins, limits: Limits, progress: Progress | None
     with outcome.phase("recipes"):
         variants = _bound(pricer, named, pins, limits, outcome, tell)
         _solve(pricer, variants, limits, outcome, tell)
-    if not pins.fixes_roles:
+    if not pins.fixes_roles and not recipes_only:
         with outcome.phase("shardings"):
             _search_free(pricer, pins, limits, outcome, tell)
         if pins.schedule in (None, Schedule.ONE_F_ONE_B) and pins.virtual_stages in (None, 1):
