@@ -19,6 +19,7 @@ from autoplan.search.space import Pins, candidates
 from autoplan.workload import Recompute
 
 GIB = 2.0**30
+LEFT_OPEN = "everything but the batch and the model left to the search"
 MOST_TIMES_LARGER = 64
 STEPS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # nodes beyond the least
 
@@ -80,10 +81,13 @@ def _changes(pricer: Pricer, pins: Pins) -> Iterator[str]:
     for words, relaxed in _relaxations(pins):
         if _fits(pricer, relaxed):
             yield words
-    for larger in _enlarged(pricer):
-        if _fits(larger, replace(pins, dp=None)):
-            yield f"{larger.cluster.num_devices} devices instead of {pricer.cluster.num_devices}"
-            return
+    left = {replace(pins, dp=None): "" if pins.dp is None else ", and another dp"}
+    left.setdefault(Pins(), f", and {LEFT_OPEN}")
+    for fixed, words in left.items():
+        for larger in _enlarged(pricer):
+            if _fits(larger, fixed):
+                yield f"{larger.cluster.num_devices} devices instead of {pricer.cluster.num_devices}{words}"
+                return
 
 
 def _relaxations(pins: Pins) -> Iterator[tuple[str, Pins]]:
@@ -103,7 +107,7 @@ def _relaxations(pins: Pins) -> Iterator[tuple[str, Pins]]:
     for words, change in free:
         yield words, replace(pins, **change)  # type: ignore[arg-type]
     if len(free) > 1:
-        yield "everything but the batch and the model left to the search", Pins()
+        yield LEFT_OPEN, Pins()
 
 
 def _enlarged(pricer: Pricer) -> Iterator[Pricer]:
