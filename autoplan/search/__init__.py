@@ -19,7 +19,7 @@ from autoplan.search.assemble import plan_of
 from autoplan.search.diagnose import no_plan
 from autoplan.search.drive import Limits, Outcome, Progress, search
 from autoplan.search.pricer import Pricer
-from autoplan.search.request import check_limits, check_pins, check_solver, merged, pins_of, workload_of
+from autoplan.search.request import all_pins, check_limits, check_pins, check_solver, merged, pins_of, workload_of
 from autoplan.search.solve import Solution, fallback, solve
 from autoplan.search.space import Candidate, Pins, candidates, chain
 from autoplan.workload import Recompute, Workload
@@ -72,9 +72,9 @@ def estimate(model: ModelGraph, cluster: Cluster, *, tp: int = 1, pp: int = 1, d
     begin = time.perf_counter()
     asked = workload_of(model, cluster, global_batch_size=global_batch_size, seq_len=seq_len, precision=precision,
                         optimizer=optimizer, grad_dtype=grad_dtype)
-    pins = pins_of({"tp": tp, "pp": pp, "dp": dp, "cp": cp, "micro_batch_size": micro_batch_size, "zero": zero,
-                    "recompute": recompute, "sequence_parallel": sequence_parallel if tp != 1 else False,
-                    "schedule": schedule, "virtual_stages": virtual_stages})
+    pins = all_pins({"tp": tp, "pp": pp, "dp": dp, "cp": cp, "micro_batch_size": micro_batch_size, "zero": zero,
+                     "recompute": recompute, "sequence_parallel": sequence_parallel if tp != 1 else False,
+                     "schedule": schedule, "virtual_stages": virtual_stages})
     pricer = _pricer(model, cluster, asked.workload, runtime, pins, "auto")
     solution = _price(pricer, pins)
     info = SearchInfo(lower_bound_s=None, gap=None, candidates=1, pruned=0, solves=pricer.counters.solves,

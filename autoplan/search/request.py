@@ -130,6 +130,14 @@ def pins_of(fixed: Mapping[str, object]) -> Pins:
     return Pins(**values)  # type: ignore[arg-type]
 
 
+def all_pins(fixed: Mapping[str, object]) -> Pins:
+    """Return the pins of a mapping that leaves nothing open. Raises InputError."""
+    for key, value in fixed.items():
+        if value is None:
+            raise InputError("must be given", key=key)
+    return pins_of(fixed)
+
+
 def check_pins(pins: Pins, chain: Chain, cluster: Cluster, workload: Workload, runtime: Runtime) -> None:
     """Raise InputError where the pins can't be met whatever else is chosen."""
     total = cluster.num_devices

@@ -173,7 +173,7 @@ class _BoundCosts:
         if end is not None:
             seconds = seconds + time[:, [end]]
             nbytes = nbytes + state[:, [end]] + held * saved[:, [end]]
-        result: Array = np.where(nbytes <= self.room, seconds, np.inf).min(axis=0)
+        result: Array = np.where(nbytes <= self.room, seconds, np.inf).min(axis=0, initial=np.inf)
         return result
 
 
@@ -186,7 +186,7 @@ def _undominated(pricer: Pricer, options: Sequence[Candidate], variants: Sequenc
             one = layer_bounds(pricer, candidate, found, variants)
             send = np.full((len(variants), 1), one.send)
             rows.append(np.concatenate([one.time, one.state, one.saved, send], axis=1))
-    every = np.unique(np.concatenate(rows), axis=0) if rows else np.full((1, 10), np.inf)
+    every = np.unique(np.concatenate(rows), axis=0) if rows else np.zeros((0, 10))
     no_worse = (every[:, None, :] <= every[None, :, :]).all(axis=2)
     result: Array = every[no_worse.sum(axis=0) == 1]
     return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,6 +52,12 @@ def pulp_solve(problem: IntraOpProblem, name: str, time_limit: float | None = No
     PuLP tells no bounds, so a result that isn't proven optimal has the bound −inf. Raises InputError if the solver
     isn't available.
     """
+    with warnings.catch_warnings():  # PuLP 3.3 announces PuLP 4 at every variable; the project pins pulp<4
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return _solve(problem, name, time_limit)
+
+
+def _solve(problem: IntraOpProblem, name: str, time_limit: float | None) -> Solution:
     import pulp
 
     begin = time.perf_counter()
