@@ -238,7 +238,8 @@ class SearchInfo(_Part):
     """What was searched and what is proven.
 
     lower_bound_s: no plan in the searched space is faster. gap: (iteration time − bound) / iteration time. Both are
-    null for an estimate, which proves nothing. status `optimal`: the gap asked for was reached.
+    null for an estimate, which proves nothing. status `optimal`: the gap asked for was reached; `feasible`: more
+    than that gap is left between plan and bound.
     """
 
     lower_bound_s: Seconds | None
@@ -247,7 +248,7 @@ class SearchInfo(_Part):
     pruned: Count
     solves: Count
     solver: str
-    status: Literal["optimal", "time_limit", "estimate"]
+    status: Literal["optimal", "feasible", "time_limit", "estimate"]
 
 
 class Timing(_Part):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import Literal
 
 from autoplan.cluster import Cluster
 from autoplan.cost.model import CostModel
@@ -54,7 +55,7 @@ def plan(model: ModelGraph, cluster: Cluster, *, global_batch_size: int | None =
     if outcome.best is None:
         raise no_plan(pricer, pins, timed_out=outcome.timed_out)
     solutions = [found.solution for found in outcome.found]
-    info = _search_info(pricer, outcome, solver)
+    info = _search_info(pricer, outcome, solver, gap)
     timing = Timing(wall_s=time.perf_counter() - begin, phases=outcome.phases)
     return plan_of(pricer, solutions[0], search=info, timing=timing, alternatives=solutions[1:], notes=asked.notes)
 
@@ -103,10 +104,12 @@ def _price(pricer: Pricer, pins: Pins) -> Solution:
     return solution
 
 
-def _search_info(pricer: Pricer, outcome: Outcome, solver: str) -> SearchInfo:
+def _search_info(pricer: Pricer, outcome: Outcome, solver: str, asked_gap: float) -> SearchInfo:
     assert outcome.best is not None
     best = outcome.best.objective
     bound = min(outcome.lower_bound, best)
-    return SearchInfo(lower_bound_s=bound, gap=1.0 - bound / best, candidates=outcome.candidates, pruned=outcome.pruned,
+    gap = 1.0 - bound / best
+    reached: Literal["optimal", "feasible"] = "optimal" if gap <= asked_gap + 1e-9 else "feasible"
+    return SearchInfo(lower_bound_s=bound, gap=gap, candidates=outcome.candidates, pruned=outcome.pruned,
                       solves=pricer.counters.solves, solver=solver,
-                      status="time_limit" if outcome.timed_out else "optimal")
+                      status="time_limit" if outcome.timed_out else reached)

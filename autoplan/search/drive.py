@@ -216,12 +216,11 @@ def _search_unequal(pricer: Pricer, pins: Pins, limits: Limits, outcome: Outcome
             continue
         kinds = policies(pricer, pins.recompute)
         bound = unequal.rule_out(pricer, menu, kinds, zeros, pins, wanted, UNEQUAL_GAP)
+        outcome.lower_bound = min(outcome.lower_bound, bound)
         if bound >= wanted:
             outcome.pruned += 1
-            outcome.lower_bound = min(outcome.lower_bound, bound)
             continue
-        found, bound = unequal.solve_menu(pricer, menu, kinds, zeros, pins, wanted, UNEQUAL_GAP)
-        outcome.lower_bound = min(outcome.lower_bound, bound)
+        found = unequal.solve_menu(pricer, menu, kinds, zeros, pins, wanted, UNEQUAL_GAP)
         if found is not None:
             _insert(outcome, Found(None, found), limits)
             wanted = found.objective

@@ -121,10 +121,10 @@ class UniformCosts:
         if s > p:
             return time, step
         first, last = s == p, s == 1
-        layers = np.arange(self.count + 1)
+        layers = np.array([self.count]) if first and last else np.arange(self.count + 1)
         best = self.table.best(first=first, last=last, layers=layers, in_flight=_held(self.candidate, s))
         if first and last:
-            time[0, n, 0], step[0, n, 0] = best.time[self.count], best.step[self.count]
+            time[0, n, 0], step[0, n, 0] = best.time[0], best.step[0]
         elif first:
             time[0, 1 + layers, 0], step[0, 1 + layers, 0] = best.time, best.step
         elif last:

@@ -153,28 +153,29 @@ class _BoundCosts:
     def at(self, s: int) -> tuple[Array, Array]:
         """Return lower bounds of time and step of the s-th stage from the end, [N, N+1, O]."""
         n, held = self.num_layers, float(min(self.m, s))
-        shape = (n, n + 1, len(self.sizes))
-        time = np.full(shape, np.inf)
+        both = np.full((2, n, n + 1, len(self.sizes)), np.inf)  # time, step
         layers = np.arange(self.count + 1)
         for option, bounds in enumerate(self.bounds):
             if s == 1:
-                time[n - 1 - layers, n, option] = self._least(bounds, 2, layers, held)
+                both[:, n - 1 - layers, n, option] = self._least(bounds, 2, layers, held)
                 continue
-            time[0, 1 + layers, option] = self._least(bounds, 0, layers, held)
+            both[:, 0, 1 + layers, option] = self._least(bounds, 0, layers, held)
             inner = self._least(bounds, None, layers[1:], held)
-            time[1:n - 1, :n, option] = inside(inner)
-        return time, np.where(np.isfinite(time), 0.0, np.inf)
+            both[:, 1:n - 1, :n, option] = [inside(values) for values in inner]
+        return both[0], both[1]
 
     def _least(self, bounds: Array, end: int | None, layers: NDArray[np.int64], held: float) -> Array:
-        """Return the least seconds of a stage with `layers` [n] layers, and the first (0) or last (2) one if given."""
-        time, state, saved, send = bounds[:, 0:3], bounds[:, 3:6], bounds[:, 6:9], bounds[:, 9:]
-        seconds = layers * time[:, [1]] + send * (2 if end is None else 1)
+        """Return least seconds a micro-batch and a step, [2, n], of a stage with `layers` [n] layers, and the chain's
+        first (0) or last (2) one if given; each over all ways that may fit."""
+        time, step, state, saved = (bounds[:, at:at + 3] for at in (0, 3, 6, 9))
+        seconds = layers * time[:, [1]] + bounds[:, 12:] * (2 if end is None else 1)
+        once = layers * step[:, [1]]
         nbytes = layers * (state[:, [1]] + held * saved[:, [1]])
         if end is not None:
-            seconds = seconds + time[:, [end]]
+            seconds, once = seconds + time[:, [end]], once + step[:, [end]]
             nbytes = nbytes + state[:, [end]] + held * saved[:, [end]]
-        result: Array = np.where(nbytes <= self.room, seconds, np.inf).min(axis=0, initial=np.inf)
-        return result
+        fits = nbytes <= self.room
+        return np.array([np.where(fits, value, np.inf).min(axis=0, initial=np.inf) for value in (seconds, once)])
 
 
 def _undominated(pricer: Pricer, options: Sequence[Candidate], variants: Sequence[tuple[Recompute, int]]) -> Array:
@@ -185,8 +186,8 @@ def _undominated(pricer: Pricer, options: Sequence[Candidate], variants: Sequenc
         if found is not None:
             one = layer_bounds(pricer, candidate, found, variants)
             send = np.full((len(variants), 1), one.send)
-            rows.append(np.concatenate([one.time, one.state, one.saved, send], axis=1))
-    every = np.unique(np.concatenate(rows), axis=0) if rows else np.zeros((0, 10))
+            rows.append(np.concatenate([one.time, one.step, one.state, one.saved, send], axis=1))
+    every = np.unique(np.concatenate(rows), axis=0) if rows else np.zeros((0, 13))
     no_worse = (every[:, None, :] <= every[None, :, :]).all(axis=2)
     result: Array = every[no_worse.sum(axis=0) == 1]
     return result
@@ -207,18 +208,20 @@ def _cut(pricer: Pricer, menu: Menu, costs: StageCosts, pins: Pins, upper_bound:
 
 
 def solve_menu(pricer: Pricer, menu: Menu, policies: Sequence[Recompute], zeros: Sequence[int], pins: Pins,
-               upper_bound: float, gap: float) -> tuple[Solution | None, float]:
-    """Return the best pipeline of a menu below `upper_bound` seconds, and a lower bound of all of them."""
+               upper_bound: float, gap: float) -> Solution | None:
+    """Return a good pipeline of a menu below `upper_bound` seconds.
+
+    Each stage runs the way that makes m · time + step least, of those that fit; so the result is best but for stages
+    that trade a longer micro-batch for a shorter step. Only `rule_out` proves something.
+    """
     ways = [_ways(pricer, some, policies, zeros) for _, some in menu.options]
     kept = [(option, way) for option, way in zip(menu.options, ways, strict=True) if way]
     if not kept:
-        return None, float("inf")
+        return None
     menu = Menu(menu.num_micro_batches, menu.quantum, tuple(option for option, _ in kept), menu.bound)
     ways = [way for _, way in kept]
     cut = _cut(pricer, menu, _MenuCosts(pricer, menu, ways), pins, upper_bound, gap)
-    if cut is None:
-        return None, upper_bound
-    return _solution(pricer, menu, ways, cut), cut.lower_bound
+    return None if cut is None else _solution(pricer, menu, ways, cut)
 
 
 def _ways(pricer: Pricer, options: Sequence[Candidate], policies: Sequence[Recompute],
