@@ -127,12 +127,14 @@ def _frontier(problem: LayerProblem, recompute: Recompute, num_micro_batches: in
 
 @dataclass(frozen=True)
 class Best:
-    """The best stage for each number of layers [n]: seconds, bytes at the peak (inf: nothing fits), combination."""
+    """The best stage for each in-flight count and number of layers, [S, n]: seconds, bytes at the peak, combination.
+
+    Where nothing fits, time and step are inf, and memory and combination are those of the smallest stage.
+    """
 
     time: Array
     step: Array
     memory: Array
-    least_memory: Array
     row: Ints
 
 
@@ -157,33 +159,31 @@ class StageTable:
     neighbour: Axis
     sends: int = 1
 
-    def best(self, *, first: bool, last: bool, layers: Ints, in_flight: float) -> Best:
-        """Return the fastest combination of rows that fits, for stages of `layers` repeated layers each.
+    def best(self, *, first: bool, last: bool, layers: Ints, in_flight: Array) -> Best:
+        """Return the fastest combination of rows that fits, for stages of `layers` [n] repeated layers each.
 
-        first, last: whether the stage holds the chain's first and last layer. Fastest: least m · time + step.
+        first, last: whether the stage holds the chain's first and last layer. in_flight [S]: micro-batches in flight.
+        Fastest: least m · time + step; of equal ones the first combination.
         """
         rows = self.combinations(first, last, bool((layers > 0).any()))
+        shape = (len(in_flight), len(layers))
         if not len(rows.fixed):
-            nothing = np.full(len(layers), np.inf)
-            return Best(nothing, nothing, nothing, nothing, np.zeros(len(layers), np.int64))
-        m, count = float(self.num_micro_batches), layers.astype(float)[None, :]
-        memory = peak_bytes(_of(rows, Criterion.STATE, count), _of(rows, Criterion.SAVED, count),
-                            np.maximum(rows.transient_fixed[:, None], (count > 0) * rows.transient_each[:, None]),
-                            in_flight, self.setting.runtime)
+            nothing = np.full(shape, np.inf)
+            return Best(nothing, nothing, nothing, np.zeros(shape, np.int64))
+        count = layers.astype(float)[None, :]
+        transient = np.maximum(rows.transient_fixed[:, None], (count > 0) * rows.transient_each[:, None])
+        memory = peak_bytes(_of(rows, Criterion.STATE, count)[:, None], _of(rows, Criterion.SAVED, count)[:, None],
+                            transient[:, None], in_flight[None, :, None], self.setting.runtime)  # [C, S, n]
         fits = memory <= self.setting.costs.cluster.device.memory_bytes
-        objective = m * _of(rows, Criterion.T_MICRO_BATCH, count) + _of(rows, Criterion.T_STEP, count)
-        row = np.where(fits, objective, np.inf).argmin(axis=0)
-        at = (row, np.arange(len(layers)))
-        bad = ~fits[at]
+        objective = (self.num_micro_batches * _of(rows, Criterion.T_MICRO_BATCH, count)
+                     + _of(rows, Criterion.T_STEP, count))
+        row = np.where(fits, objective[:, None], np.inf).argmin(axis=0)
+        bad = ~np.take_along_axis(fits, row[None], axis=0)[0]
+        row = np.where(bad, memory.argmin(axis=0), row)
         time, step = (rows.fixed[row, column] + layers * rows.each[row, column]
                       for column in (Criterion.T_MICRO_BATCH, Criterion.T_STEP))
-        return Best(
-            time=np.where(bad, np.inf, time),
-            step=np.where(bad, np.inf, step),
-            memory=np.where(bad, np.inf, memory[at]),
-            least_memory=memory.min(axis=0),
-            row=np.where(bad, memory.argmin(axis=0), row),
-        )
+        return Best(np.where(bad, np.inf, time), np.where(bad, np.inf, step),
+                    np.take_along_axis(memory, row[None], axis=0)[0], row)
 
     def combinations(self, first: bool, last: bool, middle: bool) -> Combinations:
         """Return every combination of rows of a stage that has those layers; kept for reuse."""

@@ -216,11 +216,12 @@ def _search_unequal(pricer: Pricer, pins: Pins, limits: Limits, outcome: Outcome
             continue
         kinds = policies(pricer, pins.recompute)
         bound = unequal.rule_out(pricer, menu, kinds, zeros, pins, wanted, UNEQUAL_GAP)
-        outcome.lower_bound = min(outcome.lower_bound, bound)
         if bound >= wanted:
             outcome.pruned += 1
+            outcome.lower_bound = min(outcome.lower_bound, bound)
             continue
-        found = unequal.solve_menu(pricer, menu, kinds, zeros, pins, wanted, UNEQUAL_GAP)
+        found, bound = unequal.solve_menu(pricer, menu, kinds, zeros, pins, wanted, UNEQUAL_GAP)
+        outcome.lower_bound = min(outcome.lower_bound, bound)
         if found is not None:
             _insert(outcome, Found(None, found), limits)
             wanted = found.objective

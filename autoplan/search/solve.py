@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,6 +105,23 @@ def _held(candidate: Candidate, s: int) -> float:
                      candidate.virtual_stages)
 
 
+def inside(values: Array) -> Array:
+    """Spread values by number of layers, [..., count], over the stages within the chain, [..., count, count + 2].
+
+    Entry [i, j] is for a stage that begins with layer i + 1 of the chain and ends before layer j, inf where it's empty.
+    """
+    padded = np.concatenate([values, np.full((*values.shape[:-1], 1), np.inf)], axis=-1)
+    result: Array = padded[..., _layers_inside(values.shape[-1])]
+    return result
+
+
+@cache
+def _layers_inside(count: int) -> NDArray[np.int64]:
+    """Return for each stage within the chain its number of layers less one, `count` where it is empty."""
+    layers = np.arange(count + 2)[None, :] - np.arange(1, count + 1)[:, None]
+    return np.where((layers >= 1) & (layers <= count), layers - 1, count)
+
+
 class UniformCosts:
     """The costs of a uniform candidate's stages, as the partitioner asks for them (`interop.StageCosts`)."""
 
@@ -122,19 +139,17 @@ class UniformCosts:
             return time, step
         first, last = s == p, s == 1
         layers = np.array([self.count]) if first and last else np.arange(self.count + 1)
-        best = self.table.best(first=first, last=last, layers=layers, in_flight=_held(self.candidate, s))
+        held = np.array([_held(self.candidate, s)])
+        best = self.table.best(first=first, last=last, layers=layers, in_flight=held)
+        times, steps = best.time[0], best.step[0]
         if first and last:
-            time[0, n, 0], step[0, n, 0] = best.time[0], best.step[0]
+            time[0, n, 0], step[0, n, 0] = times[0], steps[0]
         elif first:
-            time[0, 1 + layers, 0], step[0, 1 + layers, 0] = best.time, best.step
+            time[0, 1 + layers, 0], step[0, 1 + layers, 0] = times, steps
         elif last:
-            time[n - 1 - layers, n, 0], step[n - 1 - layers, n, 0] = best.time, best.step
+            time[n - 1 - layers, n, 0], step[n - 1 - layers, n, 0] = times, steps
         else:
-            begin, end = np.meshgrid(np.arange(1, n - 1), np.arange(2, n), indexing="ij")
-            held = np.maximum(end - begin, 0)
-            valid = end > begin
-            time[begin, end, 0] = np.where(valid, best.time[held], np.inf)
-            step[begin, end, 0] = np.where(valid, best.step[held], np.inf)
+            time[1:n - 1, :n, 0], step[1:n - 1, :n, 0] = inside(times[1:]), inside(steps[1:])
         return time, step
 
 
@@ -208,12 +223,12 @@ def assemble(pricer: Pricer, candidate: Candidate, table: StageTable, zero: int,
 def stage_solution(candidate: Candidate, table: StageTable, zero: int, chunks: tuple[Chunk, ...], first: bool,
                    last: bool, layers: int, held: float) -> StageSolution:
     """Return one stage with its best rows."""
-    best = table.best(first=first, last=last, layers=np.array([layers]), in_flight=held)
-    row = int(best.row[0])
+    best = table.best(first=first, last=last, layers=np.array([layers]), in_flight=np.array([held]))
+    row = int(best.row[0, 0])
     rows = table.combinations(first, last, layers > 0)
     total = rows.fixed[row] + layers * rows.each[row]
-    memory = best.memory[0] if np.isfinite(best.memory[0]) else best.least_memory[0]
     return StageSolution(chunks, candidate.mesh, table, zero, candidate.roles, candidate.micro_batch_size, layers, held,
-                         row, float(total[Criterion.T_MICRO_BATCH]), float(total[Criterion.T_STEP]), float(memory))
+                         row, float(total[Criterion.T_MICRO_BATCH]), float(total[Criterion.T_STEP]),
+                         float(best.memory[0, 0]))
 
 

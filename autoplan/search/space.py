@@ -13,6 +13,7 @@ from autoplan.model.graph import LayerClass, ModelGraph
 from autoplan.workload import Recompute, Schedule, Workload
 
 LARGEST_MICRO_BATCH = 64  # sequences a replica; larger ones only add memory
+LARGEST_FREE_MICRO_BATCH = 16  # where the ILP chooses the shardings
 MOST_VIRTUAL_STAGES = 8
 
 
@@ -109,7 +110,8 @@ def candidates(chain_: Chain, cluster: Cluster, workload: Workload, pins: Pins, 
                 if pins.num_micro_batches not in (None, m):
                     continue
                 if not named:
-                    if pins.schedule in (None, Schedule.ONE_F_ONE_B) and pins.virtual_stages in (None, 1):
+                    plain = pins.schedule in (None, Schedule.ONE_F_ONE_B) and pins.virtual_stages in (None, 1)
+                    if plain and size <= LARGEST_FREE_MICRO_BATCH:
                         yield Candidate(shape, p, size, m, None)
                     continue
                 for roles in roles_of(shape, pins):

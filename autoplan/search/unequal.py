@@ -20,7 +20,7 @@ from autoplan.intraop.tables import StageTable
 from autoplan.intraop.terms import Criterion, criteria
 from autoplan.search.pricer import Pricer
 from autoplan.search.probe import layer_bounds, probe
-from autoplan.search.solve import Solution, neighbour, stage_solution
+from autoplan.search.solve import Solution, inside, neighbour, stage_solution
 from autoplan.search.space import LARGEST_MICRO_BATCH, Candidate, Pins, roles_of
 from autoplan.workload import Recompute, Schedule
 
@@ -93,51 +93,36 @@ class _Way:
     table: StageTable
 
 
-def inside(values: Array) -> Array:
-    """Spread values by number of layers, 1 … count, over stages within the chain: [count, count + 2] by (first, end).
-
-    Row i is for stages that begin with layer i + 1 of the chain; those that end before they begin are inf.
-    """
-    count = len(values)
-    layers = np.arange(count + 2)[None, :] - np.arange(1, count + 1)[:, None]
-    padded = np.concatenate([values, [np.inf]])
-    return padded[np.where((layers >= 1) & (layers <= count), layers - 1, count)]
-
-
 class _MenuCosts:
-    """The costs of a menu's stages, as the partitioner asks for them (`interop.StageCosts`)."""
+    """The costs of a menu's stages, as the partitioner asks for them (`interop.StageCosts`): an option a way."""
 
-    def __init__(self, pricer: Pricer, menu: Menu, ways: Sequence[Sequence[_Way]]) -> None:
+    def __init__(self, pricer: Pricer, menu: Menu, ways: Sequence[_Way]) -> None:
         self.count, self.m, self.ways = pricer.chain.count, menu.num_micro_batches, ways
         self.num_layers = pricer.chain.length
-        self.sizes = tuple(size // menu.quantum for size, _ in menu.options)
+        self.sizes = tuple(way.candidate.mesh.num_devices // menu.quantum for way in ways)
+        self.layers = np.arange(self.count + 1)
+        held = np.arange(1.0, min(self.m, self.num_layers) + 1)  # the counts that occur
+        self.head = _both(ways, True, False, self.layers, held)
+        self.inner = _both(ways, False, False, self.layers[1:], held)
+        self.tail = _both(ways, False, True, self.layers, held[:1])
 
     def at(self, s: int) -> tuple[Array, Array]:
         """Return time and step of the s-th stage from the end, [N, N+1, O]; a stage never holds the whole chain."""
-        n, held = self.num_layers, float(min(self.m, s))
-        shape = (n, n + 1, len(self.sizes))
-        time, step = np.full(shape, np.inf), np.full(shape, np.inf)
-        layers = np.arange(self.count + 1)
-        for option, ways in enumerate(self.ways):
-            if s == 1:
-                _, t, u = best_way(ways, self.m, False, True, layers, held)
-                time[n - 1 - layers, n, option], step[n - 1 - layers, n, option] = t, u
-                continue
-            _, t, u = best_way(ways, self.m, True, False, layers, held)
-            time[0, 1 + layers, option], step[0, 1 + layers, option] = t, u
-            _, t, u = best_way(ways, self.m, False, False, layers[1:], held)
-            time[1:n - 1, :n, option], step[1:n - 1, :n, option] = inside(t), inside(u)
+        n, held = self.num_layers, min(self.m, s) - 1
+        both = np.full((2, len(self.ways), n, n + 1), np.inf)  # time, step
+        if s == 1:
+            both[:, :, n - 1 - self.layers, n] = self.tail[:, :, 0]
+        else:
+            both[:, :, 0, 1 + self.layers] = self.head[:, :, held]
+            both[:, :, 1:n - 1, :n] = inside(self.inner[:, :, held])
+        time, step = np.ascontiguousarray(np.moveaxis(both, 1, -1))
         return time, step
 
 
-def best_way(ways: Sequence[_Way], m: int, first: bool, last: bool, layers: NDArray[np.int64],
-             held: float) -> tuple[NDArray[np.int64], Array, Array]:
-    """Return the index of the fastest way that fits, its time and its step, for each number of layers [n]."""
-    found = [way.table.best(first=first, last=last, layers=layers, in_flight=held) for way in ways]
-    time, step = np.array([one.time for one in found]), np.array([one.step for one in found])
-    index = (m * time + step).argmin(axis=0)
-    at = (index, np.arange(len(layers)))
-    return index, time[at], step[at]
+def _both(ways: Sequence[_Way], first: bool, last: bool, layers: NDArray[np.int64], held: Array) -> Array:
+    """Return time and step of the best stage of each way, [2, O, in-flight counts, layers]."""
+    best = [way.table.best(first=first, last=last, layers=layers, in_flight=held) for way in ways]
+    return np.array([[one.time for one in best], [one.step for one in best]])
 
 
 class _BoundCosts:
@@ -153,16 +138,16 @@ class _BoundCosts:
     def at(self, s: int) -> tuple[Array, Array]:
         """Return lower bounds of time and step of the s-th stage from the end, [N, N+1, O]."""
         n, held = self.num_layers, float(min(self.m, s))
-        both = np.full((2, n, n + 1, len(self.sizes)), np.inf)  # time, step
+        both = np.full((2, len(self.sizes), n, n + 1), np.inf)  # time, step
         layers = np.arange(self.count + 1)
         for option, bounds in enumerate(self.bounds):
             if s == 1:
-                both[:, n - 1 - layers, n, option] = self._least(bounds, 2, layers, held)
-                continue
-            both[:, 0, 1 + layers, option] = self._least(bounds, 0, layers, held)
-            inner = self._least(bounds, None, layers[1:], held)
-            both[:, 1:n - 1, :n, option] = [inside(values) for values in inner]
-        return both[0], both[1]
+                both[:, option, n - 1 - layers, n] = self._least(bounds, 2, layers, held)
+            else:
+                both[:, option, 0, 1 + layers] = self._least(bounds, 0, layers, held)
+                both[:, option, 1:n - 1, :n] = inside(self._least(bounds, None, layers[1:], held))
+        time, step = np.ascontiguousarray(np.moveaxis(both, 1, -1))
+        return time, step
 
     def _least(self, bounds: Array, end: int | None, layers: NDArray[np.int64], held: float) -> Array:
         """Return least seconds a micro-batch and a step, [2, n], of a stage with `layers` [n] layers, and the chain's
@@ -208,54 +193,44 @@ def _cut(pricer: Pricer, menu: Menu, costs: StageCosts, pins: Pins, upper_bound:
 
 
 def solve_menu(pricer: Pricer, menu: Menu, policies: Sequence[Recompute], zeros: Sequence[int], pins: Pins,
-               upper_bound: float, gap: float) -> Solution | None:
-    """Return a good pipeline of a menu below `upper_bound` seconds.
-
-    Each stage runs the way that makes m · time + step least, of those that fit; so the result is best but for stages
-    that trade a longer micro-batch for a shorter step. Only `rule_out` proves something.
-    """
-    ways = [_ways(pricer, some, policies, zeros) for _, some in menu.options]
-    kept = [(option, way) for option, way in zip(menu.options, ways, strict=True) if way]
-    if not kept:
-        return None
-    menu = Menu(menu.num_micro_batches, menu.quantum, tuple(option for option, _ in kept), menu.bound)
-    ways = [way for _, way in kept]
+               upper_bound: float, gap: float) -> tuple[Solution | None, float]:
+    """Return the best pipeline of a menu below `upper_bound` seconds, and a lower bound of all of them."""
+    ways = [way for _, options in menu.options for way in _ways(pricer, options, policies, zeros)]
+    if not ways:
+        return None, float("inf")
     cut = _cut(pricer, menu, _MenuCosts(pricer, menu, ways), pins, upper_bound, gap)
-    return None if cut is None else _solution(pricer, menu, ways, cut)
+    return (None, upper_bound) if cut is None else (_solution(pricer, menu, ways, cut), cut.lower_bound)
 
 
 def _ways(pricer: Pricer, options: Sequence[Candidate], policies: Sequence[Recompute],
           zeros: Sequence[int]) -> list[_Way]:
-    """Return the tables of the options that no other beats in time and in bytes at both ends of the in-flight range."""
+    """Return the ways of running a stage on one submesh size that no other beats.
+
+    One beats another if every one of its layers is no worse in time, step, state, saved and transient bytes.
+    """
     ways, scores = [], []
     for candidate in options:
         link = neighbour(pricer.cluster, candidate.mesh.num_devices)
         for policy in policies:
             for zero in zeros if candidate.mesh.shape[0] > 1 else zeros[:1]:
                 table = pricer.stage_table(candidate, policy, zero, link)
-                if table is None:
-                    continue
-                value = table.layer.values
-                held = float(min(candidate.num_micro_batches, candidate.num_stages))
-                time = value[:, Criterion.T_MICRO_BATCH] + value[:, Criterion.T_STEP] / candidate.num_micro_batches
-                state, saved = value[:, Criterion.STATE], value[:, Criterion.SAVED]
-                ways.append(_Way(candidate, zero, table))
-                scores.append((time.min(), (state + saved).min(), (state + held * saved).min()))
-    array = np.array(scores).reshape(-1, 3)
-    beaten = [(np.all(array <= row, axis=1) & np.any(array < row, axis=1)).any() for row in array]
+                if table is not None:
+                    ways.append(_Way(candidate, zero, table))
+                    parts = (table.first, table.layer, table.last)
+                    scores.append([np.concatenate([part.values.min(axis=0) for part in parts]),
+                                   np.concatenate([part.values.max(axis=0) for part in parts])])
+    beaten = [any(np.all(other[1] <= score[0]) and np.any(other[1] < score[0]) for other in scores) for score in scores]
     return [way for way, is_beaten in zip(ways, beaten, strict=True) if not is_beaten]
 
 
-def _solution(pricer: Pricer, menu: Menu, ways: Sequence[Sequence[_Way]], cut: Partition) -> Solution | None:
+def _solution(pricer: Pricer, menu: Menu, ways: Sequence[_Way], cut: Partition) -> Solution | None:
     stages, m = [], menu.num_micro_batches
     for stage in cut.stages:
         first, last = stage.first == 0, stage.last == pricer.chain.length - 1
         layers = stage.last - stage.first + 1 - first - last
-        held = float(min(m, stage.from_end))
-        index, _, _ = best_way(ways[stage.option], m, first, last, np.array([layers]), held)
-        way = ways[stage.option][int(index[0])]
+        way = ways[stage.option]
         stages.append(stage_solution(way.candidate, way.table, way.zero, ((stage.first, stage.last),), first, last,
-                                     layers, held))
+                                     layers, float(min(m, stage.from_end))))
     if not packs(pricer.cluster, [stage.mesh for stage in stages]):
         return None
     return Solution(tuple(stages), m, Schedule.ONE_F_ONE_B, 1)

@@ -197,16 +197,17 @@ def test_a_stage_of_equal_layers_is_the_tied_milp(problem: LayerProblem, recompu
     memory = np.ceil(np.quantile(peak, part)) + 1024
     setting = with_memory(problem.setting, memory)
     stage = StageTable(setting, recompute, m, table, table, table, table, None, NEIGHBOUR)
-    best = stage.best(first=False, last=False, layers=np.array([layers]), in_flight=in_flight)
+    best = stage.best(first=False, last=False, layers=np.array([layers]), in_flight=np.array([in_flight]))
 
     ilp = unrolled([(problem, layers)], recompute, m, in_flight, usable_bytes(memory, setting.runtime))
     found = solve(with_sends(ilp, problem, m, setting), "highs")
     assert found.status == "optimal"
-    assert m * best.time[0] + best.step[0] == pytest.approx(found.cost, rel=1e-7)
-    assert best.memory[0] <= memory
-    assert best.least_memory[0] == pytest.approx(peak.min(), rel=1e-9)
+    assert m * best.time[0, 0] + best.step[0, 0] == pytest.approx(found.cost, rel=1e-7)
+    assert best.memory[0, 0] <= memory
     nothing = replace(stage, setting=with_memory(setting, peak.min() - 1024))
-    assert np.isinf(nothing.best(first=False, last=False, layers=np.array([layers]), in_flight=in_flight).time[0])
+    smallest = nothing.best(first=False, last=False, layers=np.array([layers]), in_flight=np.array([in_flight]))
+    assert np.isinf(smallest.time[0, 0])
+    assert smallest.memory[0, 0] == pytest.approx(peak.min(), rel=1e-9)
 
 
 def with_sends(ilp: IntraOpProblem, problem: LayerProblem, m: int, setting: Setting) -> IntraOpProblem:
@@ -235,10 +236,10 @@ def test_a_whole_model_on_one_stage_is_the_unrolled_milp(shape: tuple[int, ...],
 
     def best(memory: float) -> tables.Best:
         stage = StageTable(with_memory(setting, memory), recompute, m, *rows, rows[2], None, NEIGHBOUR)
-        return stage.best(first=True, last=True, layers=np.array([layers]), in_flight=in_flight)
+        return stage.best(first=True, last=True, layers=np.array([layers]), in_flight=np.array([in_flight]))
 
     free = best(1e12)
-    least, most = float(free.least_memory[0]), float(free.memory[0])
+    least, most = float(best(1.0).memory[0, 0]), float(free.memory[0, 0])
     assert least < most
     costs = []
     for part in (0.0, 0.25, 0.75, 1.0):
@@ -248,7 +249,7 @@ def test_a_whole_model_on_one_stage_is_the_unrolled_milp(shape: tuple[int, ...],
         ilp = unrolled([(first, 1), (layer, layers), (last, 1)], recompute, m, in_flight, limit)
         found = solve(ilp, "highs")
         assert found.status == "optimal"
-        assert m * got.time[0] + got.step[0] == pytest.approx(found.cost, rel=1e-7)
+        assert m * got.time[0, 0] + got.step[0, 0] == pytest.approx(found.cost, rel=1e-7)
         costs.append(found.cost)
     assert costs == sorted(costs, reverse=True) and costs[0] > costs[-1]
 
@@ -261,12 +262,12 @@ def test_stages_of_no_equal_layer_cost_the_same_alone_and_in_a_row_of_sizes(ends
     made = [layer_problem(layer, setting) for layer in (graph.layer(0), without(graph.layer(1), "act"), graph.layer(3))]
     rows = [exact_table(part, Recompute.NONE, 4, (1.0, 2.0)) for part in made if part is not None]
     stage = StageTable(setting, Recompute.NONE, 4, *rows, rows[2], None, NEIGHBOUR)
-    both = stage.best(first=ends[0], last=ends[1], layers=np.array([0, 2]), in_flight=1.0)
+    both = stage.best(first=ends[0], last=ends[1], layers=np.array([0, 2]), in_flight=np.array([1.0]))
     for at, layers in enumerate((0, 2)):
-        alone = stage.best(first=ends[0], last=ends[1], layers=np.array([layers]), in_flight=1.0)
-        assert both.time[at] == pytest.approx(alone.time[0], rel=1e-9)
-        assert both.step[at] == pytest.approx(alone.step[0], rel=1e-9)
-        assert both.least_memory[at] == pytest.approx(alone.least_memory[0], rel=1e-9)
+        alone = stage.best(first=ends[0], last=ends[1], layers=np.array([layers]), in_flight=np.array([1.0]))
+        assert both.time[0, at] == pytest.approx(alone.time[0, 0], rel=1e-9)
+        assert both.step[0, at] == pytest.approx(alone.step[0, 0], rel=1e-9)
+        assert both.memory[0, at] == pytest.approx(alone.memory[0, 0], rel=1e-9)
 
 
 def test_sends_count_once_a_boundary_and_virtual_stage() -> None:
@@ -278,7 +279,7 @@ def test_sends_count_once_a_boundary_and_virtual_stage() -> None:
     for sends in (1, 3):
         stage = StageTable(setting, Recompute.NONE, 4, *rows, rows[2], None, NEIGHBOUR, sends)
         for first, last in ((True, True), (True, False), (False, True), (False, False)):
-            row = int(stage.best(first=first, last=last, layers=np.array([2]), in_flight=1.0).row[0])
+            row = int(stage.best(first=first, last=last, layers=np.array([2]), in_flight=np.array([1.0])).row[0, 0])
             boundaries = (not first) + (not last)
             assert stage.sent(first, last, row, 2) == pytest.approx(sends * once * boundaries)
 
