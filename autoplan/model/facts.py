@@ -37,6 +37,25 @@ def forward_flops_per_token(graph: ModelGraph, seq_len: int) -> int:
     return sum(per_class[index] for index in graph.layers)
 
 
+def unmasked_flops_per_token(graph: ModelGraph, seq_len: int) -> float:
+    """Return `forward_flops_per_token` without what a causal mask hides: what no kernel can do without.
+
+    Over a sequence of s tokens with a window of w (s where there is none) a token attends to w − w²/2s keys on average.
+    """
+    from autoplan.model import ops
+
+    total = 0.0
+    for index in graph.layers:
+        for op in graph.classes[index].ops:
+            if op.kind == "attention" and op.attr("causal"):
+                window = min(int(op.attr("window") or seq_len), seq_len)
+                keys = window - window**2 / (2 * seq_len)
+                total += keys * ops.flops(op, {BATCH: 1, SEQ: 1, KV_SEQ: 1} | op.static_sizes)
+            else:
+                total += ops.flops(op, {BATCH: 1, SEQ: 1, KV_SEQ: seq_len} | op.static_sizes)
+    return total
+
+
 def kv_elements_per_token(graph: ModelGraph) -> int:
     """Return the elements of keys and values that a token adds to the cache, over all layers."""
     per_class = [sum(_kv_elements(op) for op in layer.ops) for layer in graph.classes]

@@ -139,15 +139,16 @@ class Predicted(_Part):
     """What the cost model predicts for the plan.
 
     Per device: of the cluster's devices, used or not. mfu: model FLOPs (without recompute) over these devices' dense
-    peak at the plan's precision, a fraction.
-    peak_memory_bytes: of the fullest stage. physical_limit_s: model FLOPs at that peak on all devices.
+    peak at the plan's precision, a fraction. By the field's convention (PaLM, appendix B) it counts attention in full,
+    so on very long causal sequences it may pass 1. physical_limit_s: the FLOPs that a causal mask leaves, at that peak
+    on all devices. peak_memory_bytes: of the fullest stage.
     """
 
     iteration_time_s: Annotated[float, Field(gt=0)]
     tokens_per_s: Seconds
     tokens_per_s_per_device: Seconds
     model_tflops_per_device: Seconds
-    mfu: Annotated[float, Field(ge=0, le=1)]
+    mfu: Annotated[float, Field(ge=0)]
     peak_memory_bytes: Bytes
     bubble_fraction: Annotated[float, Field(ge=0, le=1)]
     breakdown: Breakdown
@@ -262,7 +263,7 @@ class AlternativePrediction(_Part):
     """The summary of a runner-up."""
 
     iteration_time_s: Annotated[float, Field(gt=0)]
-    mfu: Annotated[float, Field(ge=0, le=1)]
+    mfu: Annotated[float, Field(ge=0)]
     peak_memory_bytes: Bytes
 
 

@@ -11,13 +11,15 @@ from collections.abc import Mapping
 from typing import Literal
 
 from autoplan.cluster import Cluster
+from autoplan.cluster import load as load_cluster
 from autoplan.cost.model import CostModel
 from autoplan.errors import InputError
+from autoplan.model import load as load_model
 from autoplan.model.graph import ModelGraph
 from autoplan.plan.schema import Plan, SearchInfo, Timing
 from autoplan.runtimes import load as load_runtime
 from autoplan.search.assemble import plan_of
-from autoplan.search.diagnose import no_plan
+from autoplan.search.diagnose import changes, no_plan
 from autoplan.search.drive import Limits, Outcome, Progress, search
 from autoplan.search.pricer import Pricer
 from autoplan.search.request import all_pins, check_limits, check_pins, check_solver, merged, pins_of, workload_of
@@ -28,13 +30,15 @@ from autoplan.workload import Recompute, Workload
 __all__ = ["estimate", "plan"]
 
 
-def plan(model: ModelGraph, cluster: Cluster, *, global_batch_size: int | None = None, seq_len: int | None = None,
-         precision: str | None = None, optimizer: str = "adam", grad_dtype: str | None = None,
+def plan(model: ModelGraph | str, cluster: Cluster | str, *, global_batch_size: int | None = None,
+         seq_len: int | None = None, precision: str | None = None, optimizer: str = "adam",
+         grad_dtype: str | None = None,
          micro_batch_size: int | None = None, recompute: str | None = None, zero: int | None = None,
          fix: Mapping[str, object] | None = None, top: int = 5, solver: str = "auto", time_limit: float | None = None,
          gap: float = 0.05, runtime: str = "plain", progress: Progress | None = None) -> Plan:
     """Return the fastest plan that trains `model` on `cluster` and fits its memory.
 
+    model, cluster: loaded, or what `load_model` and `load_cluster` take.
     global_batch_size, seq_len, precision: None takes the model's and the device's defaults, and a note says so.
     micro_batch_size, recompute, zero, fix: what is not left to the search (`fix`: tp, pp, dp, cp, zero,
     micro_batch_size, num_micro_batches, recompute, sequence_parallel, schedule, virtual_stages). top: plans ranked.
@@ -43,6 +47,7 @@ def plan(model: ModelGraph, cluster: Cluster, *, global_batch_size: int | None =
     tried first. Raises InputError for bad input, NoPlanError with a diagnosis where nothing fits.
     """
     begin = time.perf_counter()
+    model, cluster = _loaded(model, cluster)
     check_limits(top, gap, time_limit)
     limits = Limits(top, gap, time.monotonic() + time_limit if time_limit is not None else float("inf"))
     asked = workload_of(model, cluster, global_batch_size=global_batch_size, seq_len=seq_len, precision=precision,
@@ -60,7 +65,7 @@ def plan(model: ModelGraph, cluster: Cluster, *, global_batch_size: int | None =
     return plan_of(pricer, solutions[0], search=info, timing=timing, alternatives=solutions[1:], notes=asked.notes)
 
 
-def estimate(model: ModelGraph, cluster: Cluster, *, tp: int = 1, pp: int = 1, dp: int = 1, cp: int = 1,
+def estimate(model: ModelGraph | str, cluster: Cluster | str, *, tp: int = 1, pp: int = 1, dp: int = 1, cp: int = 1,
              micro_batch_size: int, global_batch_size: int, seq_len: int | None = None, precision: str | None = None,
              optimizer: str = "adam", grad_dtype: str | None = None, zero: int = 0, recompute: str = "none",
              sequence_parallel: bool = False, schedule: str = "1f1b", virtual_stages: int = 1,
@@ -71,6 +76,7 @@ def estimate(model: ModelGraph, cluster: Cluster, *, tp: int = 1, pp: int = 1, d
     can't be run: degrees that don't make up the cluster, or that don't divide the model or the batch.
     """
     begin = time.perf_counter()
+    model, cluster = _loaded(model, cluster)
     asked = workload_of(model, cluster, global_batch_size=global_batch_size, seq_len=seq_len, precision=precision,
                         optimizer=optimizer, grad_dtype=grad_dtype)
     pins = all_pins({"tp": tp, "pp": pp, "dp": dp, "cp": cp, "micro_batch_size": micro_batch_size, "zero": zero,
@@ -78,9 +84,20 @@ def estimate(model: ModelGraph, cluster: Cluster, *, tp: int = 1, pp: int = 1, d
                      "schedule": schedule, "virtual_stages": virtual_stages})
     pricer = _pricer(model, cluster, asked.workload, runtime, pins, "auto")
     solution = _price(pricer, pins)
+    notes = list(asked.notes)
+    if sequence_parallel and tp == 1:
+        notes.append("sequence parallelism needs tp > 1: it was left out")
+    if not solution.fits:
+        notes.append(f"the nearest change that fits: {next(changes(pricer, pins), 'none was found')}")
     info = SearchInfo(lower_bound_s=None, gap=None, candidates=1, pruned=0, solves=pricer.counters.solves,
                       solver="auto", status="estimate")
-    return plan_of(pricer, solution, search=info, timing=Timing(wall_s=time.perf_counter() - begin), notes=asked.notes)
+    return plan_of(pricer, solution, search=info, timing=Timing(wall_s=time.perf_counter() - begin), notes=notes)
+
+
+def _loaded(model: ModelGraph | str, cluster: Cluster | str) -> tuple[ModelGraph, Cluster]:
+    """Return model and cluster, read where they are names or paths."""
+    return (model if isinstance(model, ModelGraph) else load_model(model),
+            cluster if isinstance(cluster, Cluster) else load_cluster(cluster))
 
 
 def _pricer(model: ModelGraph, cluster: Cluster, workload: Workload, runtime: str, pins: Pins, solver: str) -> Pricer:

@@ -14,7 +14,7 @@ from autoplan.cost.schedules import pipeline_time
 from autoplan.intraop.layer_problem import LayerProblem, ParamNode
 from autoplan.intraop.strategies import OpStrategies
 from autoplan.intraop.terms import NUM_TERMS, Criterion, Term, criteria
-from autoplan.model.facts import forward_flops_per_token, parameters
+from autoplan.model.facts import forward_flops_per_token, parameters, unmasked_flops_per_token
 from autoplan.plan import schema
 from autoplan.search.naming import degrees, used_tables
 from autoplan.search.pricer import Pricer
@@ -96,11 +96,11 @@ def _predicted(pricer: Pricer, solution: Solution, stages: Sequence[schema.Stage
         tokens_per_s=workload.tokens / time,
         tokens_per_s_per_device=workload.tokens / time / cluster.num_devices,
         model_tflops_per_device=flops / time / cluster.num_devices / 1e12,
-        mfu=min(1.0, flops / time / peak),
+        mfu=flops / time / peak,
         peak_memory_bytes=max(stage.memory.total_bytes for stage in stages),
         bubble_fraction=breakdown.bubble_s / time,
         breakdown=breakdown,
-        physical_limit_s=flops / peak,
+        physical_limit_s=3.0 * unmasked_flops_per_token(pricer.chain.model, workload.seq_len) * workload.tokens / peak,
     )
 
 
@@ -160,8 +160,8 @@ def stage_seconds(stage: StageSolution, virtual_stages: int) -> StageSeconds:
     converted = float(terms[conversions] @ weights[conversions, Criterion.T_MICRO_BATCH])
     sent = stage.table.sent(stage.first, stage.last, stage.row, stage.layers)
     layers = float(terms @ weights[:, Criterion.T_MICRO_BATCH])
-    seams = max(0.0, stage.time - layers - sent)
-    tied = max(0.0, stage.step - float(terms @ weights[:, Criterion.T_STEP]))
+    seams = _beyond_rounding(stage.time - layers - sent, stage.time)
+    tied = _beyond_rounding(stage.step - float(terms @ weights[:, Criterion.T_STEP]), stage.step)
     return StageSeconds(
         micro_batch={
             "forward_s": float(terms[Term.FORWARD]),
@@ -178,6 +178,11 @@ def stage_seconds(stage: StageSolution, virtual_stages: int) -> StageSeconds:
             "parameter_gather_s": float(terms[Term.GATHER_STEP]),
         },
     )
+
+
+def _beyond_rounding(rest: float, total: float) -> float:
+    """Return what is left of a sum, 0 where it is only rounding."""
+    return rest if rest > 1e-12 * total else 0.0
 
 
 def memory_of(stage: StageSolution) -> schema.StageMemory:

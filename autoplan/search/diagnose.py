@@ -36,7 +36,7 @@ def no_plan(pricer: Pricer, pins: Pins, *, timed_out: bool) -> NoPlanError:
     over = (held.total_bytes - held.capacity_bytes) / GIB
     parts = sorted(held.breakdown.model_dump().items(), key=lambda item: -item[1])
     filled = ", ".join(f"{name} {value / GIB:.1f} GiB" for name, value in parts if value > 0)
-    change = next(_changes(pricer, pins), None)
+    change = next(changes(pricer, pins), None)
     advice = f"the nearest change that fits: {change}" if change else \
         f"nothing up to {MOST_TIMES_LARGER} times the devices fits either"
     index = solution.stages.index(stage)
@@ -76,7 +76,7 @@ def _nearest(pricer: Pricer, pins: Pins) -> tuple[Solution, int] | None:
     return None if best is None else best[1:]
 
 
-def _changes(pricer: Pricer, pins: Pins) -> Iterator[str]:
+def changes(pricer: Pricer, pins: Pins) -> Iterator[str]:
     """Yield, smallest first, the changes after which something fits."""
     for words, relaxed in _relaxations(pins):
         if _fits(pricer, relaxed):
@@ -93,14 +93,20 @@ def _changes(pricer: Pricer, pins: Pins) -> Iterator[str]:
 def _relaxations(pins: Pins) -> Iterator[tuple[str, Pins]]:
     """Yield what the user fixed, let go one by one and then all together."""
     free: list[tuple[str, dict[str, object]]] = []
-    if pins.micro_batch_size not in (None, 1):
-        free.append(("a micro-batch of 1", {"micro_batch_size": 1}))
+    if pins.micro_batch_size is not None:
+        smaller = divisors(pins.micro_batch_size)[-2::-1]
+        free += [(f"a micro-batch of {size}", {"micro_batch_size": size}) for size in smaller]
     if pins.num_micro_batches is not None:
         free.append(("another micro-batch count", {"num_micro_batches": None}))
     if pins.recompute not in (None, Recompute.FULL):
         free.append(("full recompute", {"recompute": Recompute.FULL}))
     if pins.zero is not None:
         free += [(f"ZeRO stage {stage}", {"zero": stage}) for stage in range(pins.zero + 1, 4)]
+    least: dict[str, object] = {"micro_batch_size": 1, "recompute": Recompute.FULL, "zero": 3}
+    together = {key: value for key, value in least.items() if getattr(pins, key) not in (None, value)}
+    if len(together) > 1:
+        said = {"micro_batch_size": "a micro-batch of 1", "recompute": "full recompute", "zero": "ZeRO stage 3"}
+        free.append((" and ".join(said[key] for key in together), together))
     for key, words in (("tp", "another tp"), ("pp", "another pp"), ("dp", "another dp"), ("cp", "another cp")):
         if getattr(pins, key) is not None:
             free.append((words, {key: None}))

@@ -142,7 +142,7 @@ def _solve(pricer: Pricer, variants: Iterable[Variant], limits: Limits, outcome:
         late = limits.over and bool(outcome.found)
         if late or variant.bound >= threshold:
             outcome.timed_out |= late and variant.bound < threshold
-            outcome.pruned += len(ordered) - done
+            outcome.pruned += 0 if late else len(ordered) - done
             outcome.lower_bound = min(outcome.lower_bound, variant.bound)
             break
         found = solve(pricer, variant.candidate, variant.recompute, variant.zero, upper_bound=threshold)
@@ -170,7 +170,7 @@ def _search_free(pricer: Pricer, pins: Pins, limits: Limits, outcome: Outcome, t
         late = limits.over
         if late or bound >= wanted:
             outcome.timed_out |= late and bound < wanted
-            outcome.pruned += len(stages) * len(kinds)
+            outcome.pruned += 0 if bound < wanted else len(stages) * len(kinds)
             outcome.lower_bound = min(outcome.lower_bound, bound)
             continue
         bounded, floor = free.bounds(pricer, candidate, kinds, stages, wanted)
@@ -188,7 +188,7 @@ def _solve_free(pricer: Pricer, variants: Iterable[Variant], limits: Limits, out
         late = limits.over and bool(outcome.found)
         if late or variant.bound >= wanted:
             outcome.timed_out |= late and variant.bound < wanted
-            outcome.pruned += len(ordered) - done
+            outcome.pruned += 0 if late else len(ordered) - done
             outcome.lower_bound = min(outcome.lower_bound, variant.bound)
             break
         found = solve(pricer, variant.candidate, variant.recompute, variant.zero, upper_bound=wanted)
@@ -211,7 +211,7 @@ def _search_unequal(pricer: Pricer, pins: Pins, limits: Limits, outcome: Outcome
         late = limits.over and bool(outcome.found)
         if late or menu.bound >= wanted:
             outcome.timed_out |= late and menu.bound < wanted
-            outcome.pruned += 1
+            outcome.pruned += menu.bound >= wanted
             outcome.lower_bound = min(outcome.lower_bound, menu.bound)
             continue
         kinds = policies(pricer, pins.recompute)

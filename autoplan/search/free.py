@@ -14,7 +14,7 @@ from autoplan.cost.schedules import in_flight
 from autoplan.intraop.layer_problem import LayerProblem, ParamNode
 from autoplan.intraop.solve.batch import minima
 from autoplan.intraop.terms import Criterion, conversion_weights, criteria
-from autoplan.model.facts import forward_flops_per_token
+from autoplan.model.facts import unmasked_flops_per_token
 from autoplan.search.bounds import MemoryPrices, UniformStages, objective
 from autoplan.search.pricer import Pricer
 from autoplan.search.probe import room_for_layers
@@ -38,12 +38,10 @@ def best_rate(costs: CostModel, dtype: str) -> float:
 def arithmetic_bound(pricer: Pricer, candidate: Candidate) -> float:
     """Return seconds below which the candidate can't go: all devices at full speed, and the pipeline's bubble.
 
-    Half of attention's FLOPs are left out, since a causal mask may spare them.
+    What a causal mask hides of attention is left out.
     """
     seq = pricer.workload.seq_len
-    full = forward_flops_per_token(pricer.chain.model, seq)
-    attention = full - forward_flops_per_token(pricer.chain.model, 1)
-    flops = 3.0 * (full - 0.5 * attention) * seq * candidate.micro_batch
+    flops = 3.0 * unmasked_flops_per_token(pricer.chain.model, seq) * seq * candidate.micro_batch
     work = flops / best_rate(pricer.costs, pricer.workload.precision.value) / candidate.mesh.num_devices
     return work + (candidate.num_micro_batches - 1) * work / candidate.num_stages
 

@@ -198,6 +198,8 @@ def _check_schedule(pins: Pins, chain: Chain, workload: Workload) -> None:
     if pins.schedule is not None and pins.schedule is not Schedule.INTERLEAVED and (pins.virtual_stages or 1) > 1:
         raise InputError(f"only interleaved 1F1B has virtual stages, not {pins.schedule.value}", key="virtual_stages",
                          found=pins.virtual_stages)
+    if pins.schedule is Schedule.INTERLEAVED and pins.virtual_stages == 1:
+        raise InputError("interleaved 1F1B needs at least 2 virtual stages", key="virtual_stages", found=1)
     if not interleaved or pins.pp is None:
         return
     if pins.pp == 1:

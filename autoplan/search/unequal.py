@@ -6,6 +6,7 @@ a quantum of devices. A uniform pipeline is a point of this space too, but the u
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -195,30 +196,39 @@ def _cut(pricer: Pricer, menu: Menu, costs: StageCosts, pins: Pins, upper_bound:
 def solve_menu(pricer: Pricer, menu: Menu, policies: Sequence[Recompute], zeros: Sequence[int], pins: Pins,
                upper_bound: float, gap: float) -> tuple[Solution | None, float]:
     """Return the best pipeline of a menu below `upper_bound` seconds, and a lower bound of all of them."""
-    ways = [way for _, options in menu.options for way in _ways(pricer, options, policies, zeros)]
+    longest = upper_bound / menu.num_micro_batches  # of a stage's micro-batch
+    ways = [way for _, options in menu.options for way in _ways(pricer, options, policies, zeros, longest)]
     if not ways:
         return None, float("inf")
     cut = _cut(pricer, menu, _MenuCosts(pricer, menu, ways), pins, upper_bound, gap)
     return (None, upper_bound) if cut is None else (_solution(pricer, menu, ways, cut), cut.lower_bound)
 
 
-def _ways(pricer: Pricer, options: Sequence[Candidate], policies: Sequence[Recompute],
-          zeros: Sequence[int]) -> list[_Way]:
+def _ways(pricer: Pricer, options: Sequence[Candidate], policies: Sequence[Recompute], zeros: Sequence[int],
+          longest: float) -> list[_Way]:
     """Return the ways of running a stage on one submesh size that no other beats.
 
-    One beats another if every one of its layers is no worse in time, step, state, saved and transient bytes.
+    One beats another if every one of its layers is no worse in time, step, state, saved and transient bytes. Ways that
+    can't hold one layer, or take more than `longest` seconds for it, are left out before they are priced.
     """
+    room = usable_bytes(pricer.cluster.device.memory_bytes, pricer.runtime)
     ways, scores = [], []
     for candidate in options:
         link = neighbour(pricer.cluster, candidate.mesh.num_devices)
-        for policy in policies:
-            for zero in zeros if candidate.mesh.shape[0] > 1 else zeros[:1]:
-                table = pricer.stage_table(candidate, policy, zero, link)
-                if table is not None:
-                    ways.append(_Way(candidate, zero, table))
-                    parts = (table.first, table.layer, table.last)
-                    scores.append([np.concatenate([part.values.min(axis=0) for part in parts]),
-                                   np.concatenate([part.values.max(axis=0) for part in parts])])
+        found = probe(pricer, candidate)
+        if found is None:
+            continue
+        some = zeros if candidate.mesh.shape[0] > 1 else zeros[:1]
+        variants = [(policy, zero) for policy in policies for zero in some]
+        least = layer_bounds(pricer, candidate, found, variants)
+        possible = (least.state[:, 1] + least.saved[:, 1] <= room) & (least.time[:, 1] <= longest)
+        for policy, zero in itertools.compress(variants, possible):
+            table = pricer.stage_table(candidate, policy, zero, link)
+            assert table is not None
+            ways.append(_Way(candidate, zero, table))
+            parts = (table.first, table.layer, table.last)
+            scores.append([np.concatenate([part.values.min(axis=0) for part in parts]),
+                           np.concatenate([part.values.max(axis=0) for part in parts])])
     beaten = [any(np.all(other[1] <= score[0]) and np.any(other[1] < score[0]) for other in scores) for score in scores]
     return [way for way, is_beaten in zip(ways, beaten, strict=True) if not is_beaten]
 
