@@ -129,6 +129,18 @@ def layer_problem(layer: LayerClass, setting: Setting, *, zero: Sequence[int] = 
     return build.problem()
 
 
+@dataclass(frozen=True)
+class _StoredParam:
+    """A parameter on its way to a node: its distinct layouts [K, A], and which of them each operator strategy has."""
+
+    op_node: int
+    op: Op
+    param: Param
+    layouts: Ints
+    of_op: Ints
+    rows: pricing.Stored
+
+
 class _Builder:
     def __init__(self, layer: LayerClass, setting: Setting, zero: tuple[int, ...], roles: tuple[str, ...] | None,
                  shared: frozenset[str]) -> None:
@@ -144,14 +156,16 @@ class _Builder:
 
     def problem(self) -> LayerProblem | None:
         placed: dict[str, int] = {}
+        stored: list[_StoredParam] = []
         for op in self.layer.ops:
             assign = self._assign(op)
             if assign is None:
                 return None
             chosen = strategies(op, self.setting.sizes(op), self.axis_sizes, assign)
             placed[op.name] = self._add(f"op:{op.name}", chosen, pricing.op_terms(chosen, self.setting))
-            for position, param in enumerate(op.params):
-                self._param(placed[op.name], op, param, chosen.params[position])
+            stored += [self._stored(placed[op.name], op, param, layouts)
+                       for param, layouts in zip(op.params, chosen.params, strict=True)]
+        self._params(stored)
         boundary_in, boundary_out = self._boundaries()
         for tensor, readers in self.readers.items():
             self._tensor(tensor, readers, placed, boundary_in)
@@ -173,18 +187,30 @@ class _Builder:
             return enumerate_all(op, sizes, self.axis_sizes, self.setting.runtime.free_splits.get(op.kind))
         return pinned(op, sizes, self.axis_sizes, self._role_dims())
 
-    def _param(self, op_node: int, op: Op, param: Param, layouts: Ints) -> None:
-        """Add a parameter's node and tie it to its operator: the layout follows from the operator's strategy."""
+    def _stored(self, op_node: int, op: Op, param: Param, layouts: Ints) -> _StoredParam:
+        """Find the distinct layouts that an operator's strategies [K, A] give a parameter."""
         _, index, of_op = np.unique(codes_to_index(layouts, len(param.dims)), return_index=True, return_inverse=True)
-        unique = layouts[index]
         shared = f"{op.name}.{param.name}" in self.shared
-        terms = pricing.param_terms(op, param, unique, self.zero, self.setting, shared=shared)
-        stacked = np.tile(unique, (len(self.zero), 1))
-        zero = np.repeat(np.array(self.zero), len(unique))
-        node = self._add(f"param:{op.name}.{param.name}", ParamNode(op, param, stacked, zero), terms)
-        fits = of_op.reshape(-1, 1) == np.tile(np.arange(len(unique)), len(self.zero))[None, :]
-        allowed = np.where(fits, 0.0, np.inf)
-        self.edges.append(Edge(op_node, node, allowed, np.zeros_like(allowed)))
+        rows = pricing.stored(op, param, layouts[index], self.setting, shared=shared)
+        return _StoredParam(op_node, op, param, layouts[index], of_op.reshape(-1), rows)
+
+    def _params(self, stored: Sequence[_StoredParam]) -> None:
+        """Add the parameters' nodes, priced at once, and tie each to its operator: the layout follows from the
+        operator's strategy."""
+        if not stored:
+            return
+        terms = pricing.param_terms(pricing.together([one.rows for one in stored]), self.zero, self.setting)
+        begin = 0
+        for one in stored:
+            count = len(one.layouts)
+            content = ParamNode(one.op, one.param, np.tile(one.layouts, (len(self.zero), 1)),
+                                np.repeat(np.array(self.zero), count))
+            node = self._add(f"param:{one.op.name}.{one.param.name}", content,
+                             terms[:, begin:begin + count].reshape(-1, NUM_TERMS))
+            begin += count
+            fits = one.of_op[:, None] == np.tile(np.arange(count), len(self.zero))[None, :]
+            allowed = np.where(fits, 0.0, np.inf)
+            self.edges.append(Edge(one.op_node, node, allowed, np.zeros_like(allowed)))
 
     def _boundaries(self) -> tuple[int | None, int | None]:
         """Add the layout nodes of the layer's input and output; one node for both where the layer has both."""

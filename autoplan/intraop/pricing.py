@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
@@ -183,36 +183,58 @@ def copies(op: Op, param: Param, layouts: Ints, setting: Setting) -> Ints:
     return result
 
 
-def param_terms(op: Op, param: Param, layouts: Ints, zeros: Sequence[int], setting: Setting, *,
-                shared: bool = False) -> Array:
-    """Return the cost vectors [Z·K, NUM_TERMS] of storing a parameter at Z ZeRO stages in the layouts [K, A].
+@dataclass(frozen=True)
+class Stored:
+    """What the price of storing parameters depends on, a row a layout, [K]; many parameters can be priced at once.
 
-    shared: the parameter's storage belongs to another operator of the stage (tied embeddings), so nothing is paid here
-    but what the forward and backward pass of this operator pay themselves.
+    numel: elements one device computes with. data [K, A]: mesh axes over which the gradient is a partial sum. copies:
+    devices that hold each part of a split parameter. shared: the storage is another operator's.
     """
-    terms = np.zeros((len(zeros), len(layouts), NUM_TERMS))
-    if not shared:
-        workload = setting.workload
-        numel = local_numel(op, param, layouts, setting)
-        data = (layouts == PARTIAL) & (np.array(setting.mesh.shape) > 1)
-        shards = np.where(data, np.array(setting.mesh.shape), 1).prod(axis=1).astype(float)
-        zero = np.array(zeros)[:, None]
-        held = state_bytes(numel, workload, zero, shards)
-        gradient, weight = numel * workload.grad_bytes, numel * workload.weight_bytes
-        all_reduce, reduce_scatter, all_gather = _rates(data, setting)
-        once = zero <= 1
-        terms[..., Term.WEIGHTS], terms[..., Term.GRADIENTS] = held.weights, held.gradients
-        terms[..., Term.STATES] = held.states
-        terms[..., Term.OPTIMIZER] = setting.stream_rate * update_bytes(numel, workload, zero, shards)
-        terms[..., Term.SYNC] = np.where(once, gradient * np.where(zero == 0, all_reduce, reduce_scatter), 0.0)
-        terms[..., Term.REDUCE] = np.where(once, 0.0, gradient * reduce_scatter)
-        terms[..., Term.GATHER_STEP] = np.where((zero == 1) | (zero == 2), weight * all_gather, 0.0)
-        terms[..., Term.GATHER] = np.where(zero == 3, 2.0 * weight * all_gather, 0.0)  # forward and backward
-        repeated = np.array([setting.copies_rate(int(n)) for n in copies(op, param, layouts, setting)])
-        terms[..., Term.SYNC] += held.gradients / np.where(zero == 1, shards, 1.0) * repeated
-        whole = np.where(zero == 3, weight, 0.0) + np.where(once, 0.0, gradient)
-        terms[..., Term.TRANSIENT] = np.where(shards > 1, whole, 0.0)
-    return terms.reshape(-1, NUM_TERMS)
+
+    numel: Array
+    data: NDArray[np.bool_]
+    copies: Ints
+    shared: NDArray[np.bool_]
+
+
+def stored(op: Op, param: Param, layouts: Ints, setting: Setting, *, shared: bool = False) -> Stored:
+    """Describe a parameter in the layouts [K, A].
+
+    shared: its storage belongs to another operator of the stage (tied embeddings), so nothing is paid for it here.
+    """
+    data = (layouts == PARTIAL) & (np.array(setting.mesh.shape) > 1)
+    return Stored(local_numel(op, param, layouts, setting), data, copies(op, param, layouts, setting),
+                  np.full(len(layouts), shared))
+
+
+def together(parts: Sequence[Stored]) -> Stored:
+    """Return the rows of all parts, one after the other."""
+    return Stored(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Stored)))
+
+
+def param_terms(rows: Stored, zeros: Sequence[int], setting: Setting) -> Array:
+    """Return the cost vectors [Z, K, NUM_TERMS] of storing parameters at Z ZeRO stages."""
+    workload = setting.workload
+    numel = np.where(rows.shared, 0.0, rows.numel)
+    terms = np.zeros((len(zeros), len(numel), NUM_TERMS))
+    shards = np.where(rows.data, np.array(setting.mesh.shape), 1).prod(axis=1).astype(float)
+    zero = np.array(zeros)[:, None]
+    held = state_bytes(numel, workload, zero, shards)
+    gradient, weight = numel * workload.grad_bytes, numel * workload.weight_bytes
+    all_reduce, reduce_scatter, all_gather = _rates(rows.data, setting)
+    once = zero <= 1
+    terms[..., Term.WEIGHTS], terms[..., Term.GRADIENTS] = held.weights, held.gradients
+    terms[..., Term.STATES] = held.states
+    terms[..., Term.OPTIMIZER] = setting.stream_rate * update_bytes(numel, workload, zero, shards)
+    terms[..., Term.SYNC] = np.where(once, gradient * np.where(zero == 0, all_reduce, reduce_scatter), 0.0)
+    terms[..., Term.REDUCE] = np.where(once, 0.0, gradient * reduce_scatter)
+    terms[..., Term.GATHER_STEP] = np.where((zero == 1) | (zero == 2), weight * all_gather, 0.0)
+    terms[..., Term.GATHER] = np.where(zero == 3, 2.0 * weight * all_gather, 0.0)  # forward and backward
+    repeated = np.array([setting.copies_rate(int(n)) for n in rows.copies])
+    terms[..., Term.SYNC] += held.gradients / np.where(zero == 1, shards, 1.0) * repeated
+    whole = np.where(zero == 3, weight, 0.0) + np.where(once, 0.0, gradient)
+    terms[..., Term.TRANSIENT] = np.where(shards > 1, whole, 0.0)
+    return terms
 
 
 def _rates(data: NDArray[np.bool_], setting: Setting) -> tuple[Array, Array, Array]:

@@ -27,8 +27,8 @@ from autoplan.workload import Recompute, Schedule
 
 Array = NDArray[np.float64]
 
-MOST_QUANTA = 64
-MULTIPLES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # submesh sizes in quanta
+MOST_QUANTA = 32
+MULTIPLES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # submesh sizes in quanta
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def test_state_adds_up_over_the_ranks(op: Op, data: st.DataObject, shape: tuple[
     param = data.draw(st.sampled_from(op.params))
     made = strategies(op, on.sizes(op), shape, enumerate_all(op, on.sizes(op), shape))
     layouts = np.unique(made.params[op.params.index(param)], axis=0)
-    terms = pricing.param_terms(op, param, layouts, (0, 1, 2, 3), on).reshape(4, len(layouts), -1)
+    terms = pricing.param_terms(pricing.stored(op, param, layouts, on), (0, 1, 2, 3), on)
     held = terms[..., [Term.WEIGHTS, Term.GRADIENTS, Term.STATES]]
     ranks = on.mesh.num_devices
     split = np.where(layouts >= 0, np.array(shape), 1).prod(axis=1)
@@ -79,14 +79,16 @@ def test_a_padded_vocabulary_counts_the_padding() -> None:
 def test_shared_storage_costs_nothing_here() -> None:
     op = OPS["head"]
     layouts = np.array([[PARTIAL], [1], [REPLICATED]])
-    terms = pricing.param_terms(op, op.params[0], layouts, (0, 3), setting((8,)), shared=True)
-    assert terms.shape[0] == 6 and not terms.any()
+    on = setting((8,))
+    terms = pricing.param_terms(pricing.stored(op, op.params[0], layouts, on, shared=True), (0, 3), on)
+    assert terms.shape[:2] == (2, 3) and not terms.any()
 
 
 def test_zero_three_holds_the_gathered_weight_and_gradient_while_a_layer_runs() -> None:
     op = OPS["up"]
     weight = 4.0 * 512 * 2048
-    terms = pricing.param_terms(op, op.params[0], np.array([[PARTIAL]]), (0, 1, 2, 3), setting((8,)))
+    on = setting((8,))
+    terms = pricing.param_terms(pricing.stored(op, op.params[0], np.array([[PARTIAL]]), on), (0, 1, 2, 3), on)[:, 0]
     assert terms[:, Term.TRANSIENT].tolist() == [0, 0, weight, 2 * weight]
     assert terms[:, Term.GATHER].tolist() == pytest.approx([0, 0, 0, 2 * weight * WEIGHTS["all_gather"]])
     assert terms[:, Term.REDUCE].tolist() == pytest.approx([0, 0, weight, weight])
@@ -97,7 +99,7 @@ def test_an_update_streams_what_it_touches() -> None:
     on = real("dgx-h100:8", (8,))
     assert on.stream_rate == pytest.approx(float(on.costs.memory_bound(2.0**34)) / 2**34, rel=0.01)
     op = OPS["up"]
-    terms = pricing.param_terms(op, op.params[0], np.array([[PARTIAL]]), (0, 1, 2, 3), on)
+    terms = pricing.param_terms(pricing.stored(op, op.params[0], np.array([[PARTIAL]]), on), (0, 1, 2, 3), on)[:, 0]
     assert terms[:, Term.OPTIMIZER] == pytest.approx(on.stream_rate * 28 * 512 * 2048 / np.array([1, 8, 8, 8]))
 
 
