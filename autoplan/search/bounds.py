@@ -64,7 +64,7 @@ def objective(stages: UniformStages, num_micro_batches: int, prices: MemoryPrice
         limit = limits[rows, index][:, None] * (1.0 + 1e-12)
         room = np.floor((limit - fixed) / stages.layer[:, None] + 1e-9)
         room = np.minimum(np.where(limit >= fixed, room, -1.0), stages.most)
-        if prices is not None:
+        if prices is not None and len(prices.budget):
             paid = np.floor((limit[..., None] + prices.budget[:, None]) / prices.layer + 1e-9)  # [V, Q, p]
             room = np.minimum(room, paid.min(axis=1))
         ok: NDArray[np.bool_] = (room >= least).all(axis=1) & (room.sum(axis=1) >= count)

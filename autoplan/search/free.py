@@ -64,18 +64,21 @@ def bounds(pricer: Pricer, candidate: Candidate, policies: Sequence[Recompute], 
         return [], floor
     variants = [(policy, zero) for policy in policies for zero in zeros]
     prices = PRICES * (wanted / (m + p - 1) if np.isfinite(wanted) else 1.0) / _room(pricer)
-    inner = _relax(layer, variants, m, float(min(m, p)), prices)
-    alone = _values(pricer, candidate, inner, np.zeros((2, len(variants), 4)), prices)
-    floor = float(alone[alone >= wanted].min(initial=np.inf))
-    left = np.flatnonzero(alone < wanted)
-    if not len(left):
-        return [], floor
+    most_held = float(min(m, p))
+    floor = np.inf
+    for some in (prices[:0], prices):  # without prices first: most variants fall there already
+        inner = _relax(layer, variants, m, most_held, some)
+        alone = _values(pricer, candidate, inner, np.zeros((2, len(variants), 4)), some)
+        floor = min(floor, float(alone[alone >= wanted].min(initial=np.inf)))
+        left = np.flatnonzero(alone < wanted)
+        if not len(left):
+            return [], floor
+        variants, inner = [variants[index] for index in left], inner[left]
     problems = pricer.problems(candidate.mesh, candidate.micro_batch, candidate.roles)
     assert problems is not None
-    variants = [variants[index] for index in left]
-    ends = np.array([_relax(end, variants, m, float(min(m, p)), prices[:0])
+    ends = np.array([_relax(end, variants, m, most_held, prices[:0])
                      for end in (problems.first, pricer.tail(problems, candidate))])
-    value = _values(pricer, candidate, inner[left], ends, prices)
+    value = _values(pricer, candidate, inner, ends, prices)
     found = [Variant(candidate, policy, zero, float(seconds))
              for (policy, zero), seconds in zip(variants, value, strict=True) if seconds < wanted]
     return found, min(floor, float(value[value >= wanted].min(initial=np.inf)))
