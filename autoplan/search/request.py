@@ -198,12 +198,12 @@ def _check_schedule(pins: Pins, chain: Chain, workload: Workload) -> None:
     if pins.schedule is not None and pins.schedule is not Schedule.INTERLEAVED and (pins.virtual_stages or 1) > 1:
         raise InputError(f"only interleaved 1F1B has virtual stages, not {pins.schedule.value}", key="virtual_stages",
                          found=pins.virtual_stages)
-    if pins.schedule is Schedule.INTERLEAVED and pins.virtual_stages == 1:
+    if interleaved and pins.pp == 1:
+        raise InputError("interleaved 1F1B needs at least 2 stages", key="pp", found=1)
+    if interleaved and pins.virtual_stages == 1:
         raise InputError("interleaved 1F1B needs at least 2 virtual stages", key="virtual_stages", found=1)
     if not interleaved or pins.pp is None:
         return
-    if pins.pp == 1:
-        raise InputError("interleaved 1F1B needs at least 2 stages", key="pp", found=1)
     v = pins.virtual_stages or 1
     if v > 1 and not interleaved_slots(chain, pins.pp, v):
         raise InputError(f"interleaved 1F1B needs equal chunks; {chain.count} layers ({chain.length} with both ends) "

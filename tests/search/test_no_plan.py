@@ -41,8 +41,8 @@ def applied(change, machines, options):
         del options["fix"][{"micro-batch count": "num_micro_batches"}.get(what, what)]
     elif change == "full recompute":
         options["recompute"] = "full"
-    elif change == "a micro-batch of 1":
-        options["micro_batch_size"] = 1
+    elif change.startswith("a micro-batch of "):
+        options["micro_batch_size"] = int(change.removeprefix("a micro-batch of "))
     else:
         assert not change
     return machines, options
@@ -53,7 +53,7 @@ CASES = {
     "more devices": (llama(), with_memory(cluster("dgx-h100:2"), 2.2 * GIB), 8, {}, "4 devices"),
     "more nodes": (gpt(hidden=2048, ffn=8192), with_memory(cluster("dgx-h100:8"), 1.85 * GIB), 16, {}, "16 devices"),
     "smaller micro-batch": (llama(layers=8), with_memory(cluster("dgx-h100:4"), 3.2 * GIB), 64,
-                            {"micro_batch_size": 16}, "a micro-batch of 1"),
+                            {"micro_batch_size": 16}, "a micro-batch of "),
     "more micro-batches": (gpt(), with_memory(A100, 3 * GIB), 16, {"fix": {"num_micro_batches": 1}},
                            "another micro-batch count"),
     "recompute": (gpt(layers=8), with_memory(A100, 2.55 * GIB), 16,
