@@ -103,7 +103,7 @@ def search(pricer: Pricer, pins: Pins, limits: Limits, progress: Progress | None
     tell("bounding recipes", 0, len(named))
     with outcome.phase("recipes"):
         variants = _bound(pricer, named, pins, limits, outcome, tell)
-        _solve(pricer, variants, limits, outcome, tell)
+        _solve(pricer, variants, limits, outcome, tell, "solving recipes")
     if not pins.fixes_roles and not recipes_only:
         with outcome.phase("shardings"):
             _search_free(pricer, pins, limits, outcome, tell)
@@ -133,12 +133,18 @@ def _bound(pricer: Pricer, named: Sequence[Candidate], pins: Pins, limits: Limit
     return variants
 
 
-def _solve(pricer: Pricer, variants: Iterable[Variant], limits: Limits, outcome: Outcome, tell: Progress) -> None:
-    """Solve variants in the order of their bounds until the rest can't enter the ranking."""
+def _solve(pricer: Pricer, variants: Iterable[Variant], limits: Limits, outcome: Outcome, tell: Progress, phase: str,
+           wanted: float | None = None) -> None:
+    """Solve variants in the order of their bounds until the rest can't matter.
+
+    wanted: seconds that a solution must be below to matter, and after one is found, what that one takes; None: what it
+    takes to enter the ranking.
+    """
     ordered = sorted(variants, key=lambda variant: variant.bound)  # stable: ties in the order of enumeration
     for done, variant in enumerate(ordered):
-        tell("solving recipes", done, len(ordered))
-        threshold = outcome.found[limits.top - 1].objective if len(outcome.found) >= limits.top else float("inf")
+        tell(phase, done, len(ordered))
+        last = outcome.found[limits.top - 1].objective if len(outcome.found) >= limits.top else float("inf")
+        threshold = last if wanted is None else wanted
         late = limits.over and bool(outcome.found)
         if late or variant.bound >= threshold:
             outcome.timed_out |= late and variant.bound < threshold
@@ -146,9 +152,12 @@ def _solve(pricer: Pricer, variants: Iterable[Variant], limits: Limits, outcome:
             outcome.lower_bound = min(outcome.lower_bound, variant.bound)
             break
         found = solve(pricer, variant.candidate, variant.recompute, variant.zero, upper_bound=threshold)
-        if found is not None:
-            _insert(outcome, Found(variant, found), limits)
-    tell("solving recipes", len(ordered), len(ordered))
+        if found is None:
+            outcome.lower_bound = min(outcome.lower_bound, max(variant.bound, threshold))
+            continue
+        _insert(outcome, Found(variant, found), limits)
+        wanted = None if wanted is None else found.objective
+    tell(phase, len(ordered), len(ordered))
 
 
 def _insert(outcome: Outcome, found: Found, limits: Limits) -> None:
@@ -177,27 +186,7 @@ def _search_free(pricer: Pricer, pins: Pins, limits: Limits, outcome: Outcome, t
         outcome.pruned += len(stages) * len(kinds) - len(bounded)
         outcome.lower_bound = min(outcome.lower_bound, floor)
         variants += bounded
-    _solve_free(pricer, variants, limits, outcome, wanted, tell)
-
-
-def _solve_free(pricer: Pricer, variants: Iterable[Variant], limits: Limits, outcome: Outcome, wanted: float,
-                tell: Progress) -> None:
-    ordered = sorted(variants, key=lambda variant: variant.bound)
-    for done, variant in enumerate(ordered):
-        tell("solving shardings", done, len(ordered))
-        late = limits.over and bool(outcome.found)
-        if late or variant.bound >= wanted:
-            outcome.timed_out |= late and variant.bound < wanted
-            outcome.pruned += 0 if late else len(ordered) - done
-            outcome.lower_bound = min(outcome.lower_bound, variant.bound)
-            break
-        found = solve(pricer, variant.candidate, variant.recompute, variant.zero, upper_bound=wanted)
-        if found is None:
-            outcome.lower_bound = min(outcome.lower_bound, max(variant.bound, wanted))
-            continue
-        _insert(outcome, Found(variant, found), limits)
-        wanted = found.objective
-    tell("solving shardings", len(ordered), len(ordered))
+    _solve(pricer, variants, limits, outcome, tell, "solving shardings", wanted)
 
 
 def _search_unequal(pricer: Pricer, pins: Pins, limits: Limits, outcome: Outcome, tell: Progress) -> None:
