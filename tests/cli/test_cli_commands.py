@@ -70,7 +70,7 @@ def test_plan_leaves_open_what_is_not_asked(run, asked):
     call, = asked.calls
     assert (call.global_batch_size, call.seq_len, call.micro_batch_size, call.recompute, call.zero, call.grad_dtype,
             call.time_limit) == (None,) * 7
-    assert (call.precision, call.optimizer, call.solver, call.gap, call.fix) == ("bf16", "adam", "auto", 0.01, {})
+    assert (call.precision, call.optimizer, call.solver, call.gap, call.fix) == (None, "adam", "auto", 0.05, {})
 
 
 def test_estimate_passes_its_options_on(run, asked):
