@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 
-from autoplan.plan.schema import ParamSpec, Plan, Spec, Stage
+from autoplan.plan.schema import ParamSpec, Plan, Sharding, Spec, Stage
 from autoplan.workload import Schedule
 
 TOLERANCE = 1e-6  # relative, of sums of times
+AXES = {"dp": "data", "cp": "context", "tp": "model"}  # the mesh axis that each degree of a named recipe is the size of
+FIRST, LAST = "embedding", "head"  # the classes of the chain's first and last layer
 
 
 def problems(plan: Plan) -> list[str]:
     """Return what is wrong with the plan, a sentence each that starts with the path; empty if nothing is."""
-    checks = (_cluster, _devices, _layers, _degrees, _summary, _times, _memory, _shardings, _search)
+    checks = (_cluster, _devices, _layers, _degrees, _summary, _times, _memory, _operators, _shardings,
+              _search, _alternatives)
     return list(chain.from_iterable(check(plan) for check in checks))
 
 
@@ -92,10 +95,22 @@ def _degrees(plan: Plan) -> Iterator[str]:
         if own.dp and own.tp and own.cp and own.dp * own.tp * own.cp != len(stage.devices):
             yield (f"{path}.parallelism: dp {own.dp} × tp {own.tp} × cp {own.cp} is not the number of its devices, "
                    f"{len(stage.devices)}")
+        yield from _axes(path, stage)
         yield from _batch(f"{path}.parallelism", own.dp, own.micro_batch_size, plan)
         if stage.memory.in_flight > plan.parallelism.num_micro_batches:
             yield (f"{path}.memory.in_flight: keeps {stage.memory.in_flight:g} micro-batches of "
                    f"{plan.parallelism.num_micro_batches}")
+
+
+def _axes(path: str, stage: Stage) -> Iterator[str]:
+    """A stage with a named recipe has the degrees of its mesh's axes."""
+    if stage.parallelism.recipe is None:
+        return
+    sizes = dict(zip(stage.mesh.axes, stage.mesh.shape, strict=False))
+    for degree, axis in AXES.items():
+        found = getattr(stage.parallelism, degree)
+        if found is not None and found != sizes.get(axis, 1):
+            yield f"{path}.parallelism.{degree}: is {found}, but the mesh's axis {axis!r} has {sizes.get(axis, 1)}"
 
 
 def _batch(path: str, dp: int | None, micro_batch_size: int | None, plan: Plan) -> Iterator[str]:
@@ -128,6 +143,11 @@ def _times(plan: Plan) -> Iterator[str]:
     if predicted.physical_limit_s > predicted.iteration_time_s * (1 + TOLERANCE):
         yield (f"predicted.physical_limit_s: {predicted.physical_limit_s:g} s is more than the iteration time, "
                f"{predicted.iteration_time_s:g} s")
+    if predicted.physical_limit_s > predicted.mfu * predicted.iteration_time_s * (1 + TOLERANCE):
+        yield (f"predicted.mfu: {predicted.mfu:g} is less than physical_limit_s / iteration_time_s, "
+               f"{predicted.physical_limit_s / predicted.iteration_time_s:g}")
+    if (predicted.mfu > 0) != (predicted.model_tflops_per_device > 0):
+        yield "predicted.mfu: goes with model_tflops_per_device, both zero or neither"
     for stage in plan.stages:
         time = stage.time
         busy = time.micro_batch_s * plan.parallelism.num_micro_batches + time.step_s
@@ -150,6 +170,46 @@ def _memory(plan: Plan) -> Iterator[str]:
     peak = max(stage.memory.total_bytes for stage in plan.stages)
     if plan.predicted.peak_memory_bytes != peak:
         yield f"predicted.peak_memory_bytes: is {plan.predicted.peak_memory_bytes}, but the fullest stage has {peak}"
+
+
+def _operators(plan: Plan) -> Iterator[str]:
+    """Each stage lists every operator of the classes of its layers, and of no others."""
+    held = [_by_class(stage.shardings) for stage in plan.stages]
+    every: dict[str, set[str]] = {}
+    for classes in held:
+        for name, operators in classes.items():
+            every.setdefault(name, set()).update(operators)
+    final = plan.model.num_layers - 1
+    for stage, classes in zip(plan.stages, held, strict=True):
+        path = f"stages[{stage.index}].shardings"
+        inner = sorted(set(every) - {FIRST, LAST})
+        first = any(chunk[0] == 0 for chunk in stage.chunks)
+        last = any(chunk[1] == final for chunk in stage.chunks)
+        between = any(max(low, 1) <= min(high, final - 1) for low, high in stage.chunks)
+        for name, layer, holds in ((FIRST, 0, first), (LAST, final, last)):
+            if holds and name not in classes:
+                yield f"{path}: lists no operator of {name!r}, but the stage holds layer {layer}"
+            if not holds and name in classes:
+                yield f"{path}: lists operators of {name!r}, but the stage doesn't hold layer {layer}"
+        if between != any(name in classes for name in inner):
+            yield (f"{path}: lists no operator of the layers between {FIRST} and {LAST}, but the stage holds some"
+                   if between else f"{path}: lists operators of layers between {FIRST} and {LAST}, but holds none")
+        for name, operators in classes.items():
+            missing = sorted(every[name] - operators.keys())
+            if missing:
+                yield f"{path}: lacks {', '.join(f'{name}.{op}' for op in missing)}, which other stages list"
+            sources = {source for sharding in operators.values() for source in sharding.inputs}
+            unknown = sorted(sources - operators.keys() - every[name])
+            if len(unknown) > (name != FIRST):  # one is the layer's own input
+                yield f"{path}: lists no operator of {name!r} that gives {' or '.join(unknown)}"
+
+
+def _by_class(shardings: Mapping[str, Sharding]) -> dict[str, dict[str, Sharding]]:
+    groups: dict[str, dict[str, Sharding]] = {}
+    for name, sharding in shardings.items():
+        layer, _, operator = name.rpartition(".")
+        groups.setdefault(layer, {})[operator] = sharding
+    return groups
 
 
 def _shardings(plan: Plan) -> Iterator[str]:
@@ -195,6 +255,22 @@ def _search(plan: Plan) -> Iterator[str]:
                f"{1 - search.lower_bound_s / time:g}")
     if search.pruned > search.candidates:
         yield f"search.pruned: {search.pruned} is more than the {search.candidates} candidates"
+
+
+def _alternatives(plan: Plan) -> Iterator[str]:
+    """Runner-ups are no faster than the plan, do the same FLOPs and fit a device."""
+    own = plan.predicted
+    for number, other in enumerate(plan.alternatives):
+        path, found = f"alternatives[{number}].predicted", other.predicted
+        if found.iteration_time_s < own.iteration_time_s * (1 - TOLERANCE):
+            yield (f"{path}.iteration_time_s: {found.iteration_time_s:g} s is faster than the plan itself, "
+                   f"{own.iteration_time_s:g} s")
+        if not _close(found.mfu * found.iteration_time_s, own.mfu * own.iteration_time_s):
+            yield (f"{path}.mfu: {found.mfu:g} in {found.iteration_time_s:g} s is other work than the plan's, "
+                   f"{own.mfu:g} in {own.iteration_time_s:g} s")
+        if found.peak_memory_bytes > plan.cluster.device_memory_bytes:
+            yield (f"{path}.peak_memory_bytes: {found.peak_memory_bytes} is more than cluster.device_memory_bytes, "
+                   f"{plan.cluster.device_memory_bytes}")
 
 
 def _sum(path: str, parts: Iterable[float], total: float, what: str) -> Iterator[str]:

@@ -68,6 +68,14 @@ CASES = [
     ("search/lower_bound_s", None, "search.gap: goes with lower_bound_s"),
     ("search/lower_bound_s", 99.0, "search.lower_bound_s: 99 s is more than the iteration time"),
     ("search/gap", 0.5, "search.gap: is 0.5, but 1 − lower_bound_s / iteration_time_s = 0.01"),
+    ("stages/1/shardings", {}, "stages[1].shardings: lists no operator of the layers between embedding and head, but"),
+    ("stages/1/mesh/axes", ["model", "data"], "stages[1].parallelism.dp: is 2, but the mesh's axis 'data' has 4"),
+    ("stages/1/mesh/axes", ["data", "context"], "stages[1].parallelism.tp: is 4, but the mesh's axis 'model' has 1"),
+    ("predicted/mfu", 0.1, "predicted.mfu: 0.1 is less than physical_limit_s / iteration_time_s, 0.48"),
+    ("predicted/model_tflops_per_device", 0.0, "predicted.mfu: goes with model_tflops_per_device"),
+    ("alternatives/0/predicted/iteration_time_s", 0.1, "alternatives[0].predicted.iteration_time_s: 0.1 s is faster"),
+    ("alternatives/0/predicted/mfu", 0.9, "alternatives[0].predicted.mfu: 0.9 in 0.146055 s is other work than"),
+    ("alternatives/0/predicted/peak_memory_bytes", 90 * GIB, "alternatives[0].predicted.peak_memory_bytes: "),
     ("search/pruned", 41, "search.pruned: 41 is more than the 40 candidates"),
 ]
 
@@ -76,6 +84,37 @@ CASES = [
 def test_each_flaw_is_named(path, value, expected):
     found = problems(changed((path, value)))
     assert any(expected in problem for problem in found), found
+
+
+def without(*operators: tuple[int, str]) -> Plan:
+    """The sample without some operators of some stages."""
+    data = json.loads(SAMPLE.read_text())
+    for stage, operator in operators:
+        del data["stages"][stage]["shardings"][operator]
+    return Plan.model_validate_json(json.dumps(data), strict=True)
+
+
+@pytest.mark.parametrize(("operators", "expected"), [
+    ([(2, "layer.up")], "stages[2].shardings: lacks layer.up, which other stages list"),
+    ([(stage, "layer.up") for stage in range(4)], "stages[0].shardings: lists no operator of 'layer' that gives up or"),
+    ([(0, "embedding.embedding")], "stages[0].shardings: lists no operator of 'embedding', but the stage holds"),
+    ([(3, "head.head")], "stages[3].shardings: lists no operator of 'head', but the stage holds layer 9"),
+])
+def test_an_operator_that_is_missing_is_named(operators, expected):
+    found = problems(without(*operators))
+    assert any(expected in problem for problem in found), found
+
+
+def test_an_operator_of_a_layer_that_another_stage_holds_is_named():
+    head = json.loads(SAMPLE.read_text())["stages"][3]["shardings"]["head.head"]
+    found = problems(changed(("stages/1/shardings/head.head", head)))
+    assert found == ["stages[1].shardings: lists operators of 'head', but the stage doesn't hold layer 9"]
+
+
+def test_degrees_without_a_recipe_need_not_be_those_of_the_axes():
+    changes = [(f"stages/{i}/parallelism/recipe", None) for i in range(4)]
+    changes += [("parallelism/recipe", None), ("stages/1/mesh/axes", ["model", "data"])]
+    assert problems(changed(*changes)) == []
 
 
 def test_a_search_without_a_bound_is_no_proof():
