@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -15,7 +16,7 @@ from autoplan.errors import AutoplanError, InputError, NoPlanError
 from autoplan.version import __version__
 
 COMMANDS = ("plan", "estimate", "explain", "check", "models", "clusters", "schema")
-INTERNAL_ERROR, INTERRUPTED, BROKEN_PIPE = 70, 130, 141
+INTERNAL_ERROR, SIGNAL, INTERRUPTED, BROKEN_PIPE = 70, 128, 130, 141
 
 
 class _Commands(click.Group):
@@ -31,6 +32,13 @@ class _Commands(click.Group):
             return None
         command: click.Command = importlib.import_module(f"autoplan.cli.{cmd_name}").command
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. Raises Abort on an interrupt, before click prints an empty line for it."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise click.Abort from None
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -53,15 +61,36 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments: list[str]) -> int:
-    """Run the command line and return the exit code."""
+    """Run the command line and return the exit code, also where stdout can't be written."""
     as_json = "--json" in arguments
+    if sys.stdout is None:
+        return _fail("can't write to stdout: it is closed", "output", InputError.exit_code, {}, as_json=False)
     try:
-        code = int(cli.main(arguments, prog_name="autoplan", standalone_mode=False) or 0)
+        code = _answer(arguments, as_json)
         sys.stdout.flush()
         return code
-    except (BrokenPipeError, SystemExit):  # the reader went away (`autoplan … | head`); click exits where it notices
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except BrokenPipeError:  # the reader went away: `autoplan … | head`
+        _drop_stdout()
         return BROKEN_PIPE
+    except OSError as error:
+        _drop_stdout()
+        return _fail(f"can't write to stdout: {error.strerror or error}", "output", InputError.exit_code, {},
+                     as_json=False)
+
+
+def _drop_stdout() -> None:
+    """Let nothing more come out, so that the interpreter's last flush doesn't fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _answer(arguments: list[str], as_json: bool) -> int:
+    """Run the command line and return the exit code. Raises OSError where stdout can't be written."""
+    try:
+        return int(cli.main(arguments, prog_name="autoplan", standalone_mode=False) or 0)
+    except SystemExit as stop:  # click's, where the reader went away, or that of a signal
+        if isinstance(stop.code, int) and stop.code > SIGNAL:
+            return stop.code
+        raise BrokenPipeError from None
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return error.exit_code
@@ -72,9 +101,11 @@ def _run(arguments: list[str]) -> int:
     except AutoplanError as error:
         return _fail(str(error), _kind(error), error.exit_code, _details(error), as_json)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted", err=True)
+        click.echo("\n" * sys.stderr.isatty() + "interrupted", err=True)  # below the terminal's ^C
         return INTERRUPTED
     except Exception as error:
+        if isinstance(error, OSError) and error.filename is None:  # of a stream, not a file: every file names itself
+            raise
         if os.environ.get("AUTOPLAN_TRACEBACK"):
             raise
         text = (f"internal {type(error).__name__}: {error}; please report it with the output of the same command under "

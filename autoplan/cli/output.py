@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import IO, TYPE_CHECKING
 
 from autoplan.errors import InputError
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PIPED_WIDTH = 100
+STDOUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 
 def console() -> Console:
@@ -57,27 +61,24 @@ def output_file(path: str | None) -> Iterator[Callable[[str], None]]:
     if path is None:
         yield lambda text: None
         return
-    if path == "-":
+    if path == "-" or os.path.normpath(path) in STDOUT:
         raise InputError("is no file; --json prints to stdout", where="--output", found=path)
     target = Path(os.path.realpath(path))
     if target.is_dir():
         raise InputError("is a directory", where="--output", found=path)
-    if target.exists() and not target.is_file():  # a device or a pipe: nothing to put in its place
-        with _writing(path):
-            stream = target.open("w", encoding="utf-8")
+    with _writing(path):
+        special = not target.is_file() and os.path.exists(path)  # a device or a pipe: nothing to put in its place
+        if special:
+            stream = open(path, "w", encoding="utf-8")  # noqa: SIM115 (opened here to be refused before planning)
+    if special:
         with stream:
             yield lambda text: _write(stream, text, path)
         return
     with _writing(path):
         if target.exists() and not os.access(target, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.name[:100]}.", suffix=".part", dir=target.parent)
-    os.close(handle)
-    part = Path(temporary)
-    try:
-        yield lambda text: _finish(part, target, text, path)
-    finally:
-        part.unlink(missing_ok=True)
+        tempfile.TemporaryFile(dir=target.parent).close()
+    yield lambda text: _finish(target, text, path)
 
 
 @contextmanager
@@ -94,11 +95,34 @@ def _write(stream: IO[str], text: str, path: str) -> None:
         stream.flush()
 
 
-def _finish(part: Path, target: Path, text: str, path: str) -> None:
+def _finish(target: Path, text: str, path: str) -> None:
     """Write the text beside the target, give it the permissions a new file gets, and put it in the target's place."""
     mask = os.umask(0)
     os.umask(mask)
-    with _writing(path):
-        part.write_text(text, encoding="utf-8")
-        part.chmod(target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~mask)
-        part.replace(target)
+    with _writing(path), _terminable():
+        handle, temporary = tempfile.mkstemp(prefix=f".{target.name[:100]}.", suffix=".part", dir=target.parent)
+        part = Path(temporary)
+        try:
+            with open(handle, "w", encoding="utf-8") as stream:
+                stream.write(text)
+            part.chmod(target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~mask)
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM unwind the stack, so that what is half done is cleaned up."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,6 +1,8 @@
 """The commands with the search replaced: what they pass on, what they print, how they end."""
 
 import json
+import os
+import signal
 import types
 from pathlib import Path
 
@@ -111,9 +113,9 @@ def test_a_failed_search_leaves_the_old_file(run, asked, tmp_path):
     assert target.read_text() == "old" and len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.mark.parametrize("target", ["", "absent/plan.json", "-"])
+@pytest.mark.parametrize("target", ["", "absent/plan.json", "-", "/dev/stdout", "/dev/fd/1"])
 def test_an_unwritable_output_is_refused_before_planning(run, asked, tmp_path, target):
-    result = run(*PLAN, "-o", target if target == "-" else str(tmp_path / target))
+    result = run(*PLAN, "-o", target if target[:1] in "-/" and target else str(tmp_path / target))
     assert result.code == 2 and result.err.startswith("error: --output: ") and asked.calls == []
 
 
@@ -167,7 +169,29 @@ def test_bad_arguments_are_exit_two_without_traceback(run, asked, arguments):
 
 def test_an_interrupt_is_exit_130(run, asked):
     asked.answer = KeyboardInterrupt()
-    assert run(*PLAN).code == 130
+    result = run(*PLAN)
+    assert (result.code, result.out, result.err) == (130, "", "interrupted\n")
+
+
+def test_a_search_in_progress_has_no_file_beside_the_target(run, asked, monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(search, "plan", lambda *_, **__: seen.append(list(tmp_path.iterdir())) or asked.answer)
+    assert run(*PLAN, "-o", str(tmp_path / "plan.json")).code == 0 and seen == [[]]
+
+
+def test_a_termination_while_writing_leaves_nothing_beside_the_target(run, asked, monkeypatch, tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(Path, "replace", lambda *_: signal.raise_signal(signal.SIGTERM))
+    assert run(*PLAN, "-o", str(tmp_path / "plan.json")).code == 143
+    assert list(tmp_path.iterdir()) == [] and signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_pipe_is_written_directly(run, asked):
+    read, write = os.pipe()
+    with os.fdopen(read) as reader:
+        assert run(*PLAN, "-o", f"/dev/fd/{write}").code == 0
+        os.close(write)
+        assert reader.read() == SAMPLE.read_text()
 
 
 def test_a_bug_is_one_line_and_exit_70(run, asked, monkeypatch):

@@ -1,6 +1,7 @@
 """What the command line loads, seen from a fresh process."""
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -52,3 +53,18 @@ def test_a_reader_that_goes_away_is_no_error():
     done = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, text=True, timeout=60)
     os.close(write)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("arguments", [["models", "list"], ["explain", str(SAMPLE)], ["--help"], ["schema", "plan"]])
+@pytest.mark.parametrize(("redirect", "reason"), [(">/dev/full", "No space left on device"), (">&-", "it is closed")])
+def test_a_stdout_that_takes_nothing_is_one_line_and_exit_two(arguments, redirect, reason):
+    if redirect == ">/dev/full" and not Path("/dev/full").exists():
+        pytest.skip("no /dev/full on this system")
+    command = f"{shlex.join([sys.executable, '-m', 'autoplan', *arguments])} {redirect}"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (2, f"error: can't write to stdout: {reason}\n")
+
+
+def test_the_module_is_the_command():
+    done = subprocess.run([sys.executable, "-m", "autoplan", "--version"], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("autoplan, version ")
