@@ -207,6 +207,13 @@ def test_not_text(tmp_path: Path) -> None:
         huggingface.read(path, "m")
 
 
+@pytest.mark.parametrize("key", ["hidden_act", "hidden_activation", "activation_function"])
+@pytest.mark.parametrize("value", [5, True, ["silu"], {}, "", "sillu"])
+def test_an_activation_that_is_none_is_refused(tmp_path: Path, key: str, value: object) -> None:
+    with pytest.raises(InputError, match=rf"{key}: (not a string|unknown activation function) .*silu, swish"):
+        read(tmp_path, {**config("llama-2-7b"), key: value})
+
+
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(-2, 70_000), st.floats(), st.text(max_size=3),
                    st.lists(st.integers(), max_size=2))
 

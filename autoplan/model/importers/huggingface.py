@@ -20,6 +20,14 @@ Fields = dict[str, object]
 
 ALL_BIASES = ("qkv", "o", "mlp")
 
+# Names of transformers' activation functions (transformers.activations.ACT2FN), and Phi-3-small's gegelu. Each is bound
+# by memory and costs the same, so the graph doesn't keep which it is.
+ACTIVATIONS = frozenset((
+    "gegelu", "gelu", "gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_python_tanh",
+    "gelu_pytorch_tanh", "laplace", "leaky_relu", "linear", "mish", "prelu", "quick_gelu", "relu", "relu2", "relu6",
+    "sigmoid", "silu", "swish", "tanh", "xielu",
+))
+
 # Without `model_type`, as in GPT-2's first files: a file of nothing but GPT2Config's keys is GPT-2's.
 GPT2_REQUIRED = frozenset(("n_embd", "n_head", "n_layer", "n_positions", "vocab_size"))
 GPT2_KEYS = GPT2_REQUIRED | {
@@ -69,6 +77,9 @@ def _refuse_what_no_family_has(keys: Keys, architecture: str) -> None:
     for key in ("is_encoder_decoder", "add_cross_attention"):
         if keys.flag(key, default=False):
             raise keys.error("cross-attention isn't supported yet", key, "false")
+    for key in ("hidden_act", "hidden_activation", "activation_function"):
+        if keys.text(key, allowed := ", ".join(sorted(ACTIVATIONS))) not in {None, *ACTIVATIONS}:
+            raise keys.error("unknown activation function", key, allowed)
     for key in ("num_local_experts", "num_experts", "n_routed_experts"):
         if keys.data.get(key) not in (None, 0, 1):
             raise keys.error("mixtures of experts aren't supported yet", key)

@@ -69,11 +69,11 @@ class Keys:
             raise self.error("not a truth value", key, "true, false")
         return value
 
-    def text(self, key: str) -> str | None:
-        """Return the string under `key`."""
+    def text(self, key: str, allowed: str | None = None) -> str | None:
+        """Return the string under `key`. allowed: what to say is allowed where it's none."""
         value = self.data.get(key)
         if value is not None and not isinstance(value, str):
-            raise self.error("not a string", key)
+            raise self.error("not a string", key, allowed)
         return value
 
     def texts(self, key: str) -> list[str] | None:
