@@ -43,6 +43,8 @@ class NoPlanError(AutoplanError):
 
 
 def nearest(name: str, known: Iterable[str], limit: int = 3) -> str:
-    """Return a phrase that suggests the known names nearest to `name`, or an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=limit, cutoff=0.4)
+    """Return a phrase that suggests the known names nearest to `name`, or an empty string; names it begins go first."""
+    names, start = list(known), name.lower()
+    begun = sorted((other for other in names if start and other.lower().startswith(start)), key=len)
+    close = list(dict.fromkeys((*begun, *difflib.get_close_matches(name, names, n=limit, cutoff=0.4))))[:limit]
     return f"did you mean {' or '.join(close)}?" if close else ""

@@ -6,6 +6,7 @@ is allowed.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -60,7 +61,17 @@ def locate(kind: Kind, ref: str, what: str) -> Path:
         return path
     if path.suffix.lower() in {".yaml", ".yml"} or "/" in ref:
         raise InputError(f"no such {what} file", where=ref)
-    raise InputError(f"unknown {what}", found=ref, allowed=_choices(ref, known, f"or the path of a {what} file"))
+    hint = nearest(ref, known)
+    raise InputError(f"unknown {what}" + (f"; {hint}" if hint else ""), found=ref,
+                     allowed=f"{', '.join(known)}, or the path of a {what} file")
+
+
+def reference(ref: object, what: str) -> str:
+    """`ref` as text. InputError where it is neither text nor a path. `what` names the thing in the error."""
+    if not isinstance(ref, (str, os.PathLike)) or not isinstance(os.fspath(ref), str):
+        raise InputError(f"not a reference to a {what}", where=what, found=type(ref).__name__,
+                         allowed="a name or a path, as text or pathlib.Path")
+    return str(os.fspath(ref))
 
 
 def is_file(path: Path) -> bool:
@@ -137,10 +148,9 @@ def _loader() -> type[yaml.SafeLoader]:
     return Loader
 
 
-def _choices(found: str, known: Iterable[str], also: str = "") -> str:
+def _choices(found: str, known: Iterable[str]) -> str:
     known = tuple(known)
-    hint = nearest(found, known)
-    text = ", ".join((*known, also) if also else known)
+    hint, text = nearest(found, known), ", ".join(known)
     return f"{text} – {hint}" if hint else text
 
 

@@ -22,7 +22,7 @@ def load(ref: str | Path) -> Cluster:
     """
     from autoplan.cluster.spec import ClusterSpec
 
-    text = str(ref)
+    text = specs.reference(ref, "cluster")
     base, gpus = text, None
     if ":" in text and not specs.is_file(Path(text)):
         base, _, count = text.rpartition(":")

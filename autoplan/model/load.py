@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from autoplan import specs
@@ -17,35 +18,38 @@ def load(ref: str | Path) -> ModelGraph:
         of a folder that holds one. A shipped name goes before a file of the same name (write `./name` for the file).
     Raises InputError if there's no such model, or its file is malformed or describes what isn't supported.
     """
-    if str(ref) in specs.names("models"):
-        return _read_model_file(specs.shipped("models") / f"{ref}.yaml")
-    path = Path(ref)
-    if str(ref) and path.is_dir():
-        return _read_huggingface(path / "config.json", path.resolve().name, missing="the folder has no config.json")
+    text = specs.reference(ref, "model")
+    if text in specs.names("models"):
+        return _read_model_file(specs.shipped("models") / f"{text}.yaml")
+    path = Path(text)
+    if text and os.path.isdir(path):
+        if not specs.is_file(path / "config.json"):
+            raise InputError("the folder has no config.json", where=str(path / "config.json"))
+        return _read_huggingface(path / "config.json", path.resolve().name)
     if path.suffix in (".yaml", ".yml"):
         return _read_model_file(path)
     if path.suffix == ".json":
+        if not specs.is_file(path):
+            raise InputError("no such file", where=text)
         name = path.resolve().parent.name if path.name == "config.json" else path.stem
-        return _read_huggingface(path, name, missing="no such file")
-    if path.is_file():
+        return _read_huggingface(path, name)
+    if specs.is_file(path):
         raise InputError("not a model file", where=str(path), found=path.suffix,
                          allowed="a model's .yaml, a Hugging Face config.json, or a folder that holds one")
-    hint = nearest(str(ref), specs.names("models"))
-    raise InputError(f"no such model{'; ' + hint if hint else ''}", where="model", found=str(ref),
+    hint = nearest(text, specs.names("models"))
+    raise InputError(f"no such model{'; ' + hint if hint else ''}", where="model", found=text,
                      allowed="a name of `autoplan models list`, a model's .yaml, a Hugging Face config.json")
 
 
 def _read_model_file(path: Path) -> ModelGraph:
     from autoplan.model.spec import parse
 
-    if not path.is_file():
+    if not specs.is_file(path):
         raise InputError("no such file", where=str(path))
     return decoder(parse(specs.read_yaml(path), str(path), path.stem))
 
 
-def _read_huggingface(path: Path, name: str, missing: str) -> ModelGraph:
+def _read_huggingface(path: Path, name: str) -> ModelGraph:
     from autoplan.model.importers import huggingface
 
-    if not path.is_file():
-        raise InputError(missing, where=str(path))
     return decoder(huggingface.read(path, name))

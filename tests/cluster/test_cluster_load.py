@@ -130,11 +130,12 @@ def test_a_float_with_an_exponent_is_a_number(tmp_path: Path) -> None:
     ("dgx-a100-80gb:12", ["12 GPUs", "8 or 16"]), ("dgx-h100:100", ["96 or 104"]), ("dgx-h100:0", ["at least 1"]),
     ("dgx-h100:-8", ["'-8'"]), ("dgx-h100:eight", ["'eight'"]), ("dgx-h100:", ["''"]), ("dgx-h100:8.0", ["'8.0'"]),
     ("dgx-h100:9999999999", ["at most 9 digits"]), ("dgx-h100:999999992", ["too many nodes"]),
-    ("dgx-h10", ["unknown cluster", "'dgx-h10'", "did you mean dgx-h100"]), ("", ["unknown cluster"]),
+    ("dgx-h10", ["unknown cluster; did you mean dgx-h100 or", "'dgx-h10'"]), ("", ["unknown cluster"]),
     ("devices", ["unknown cluster"]), ("missing.yaml", ["no such cluster file", "missing.yaml"]),
     ("no/where", ["no such cluster file"]), ("x" * 5000, ["unknown cluster"]),
+    (None, ["cluster: not a reference to a cluster", "'NoneType'"]), (8, ["not a reference", "'int'"]),
 ])
-def test_bad_references(ref: str, words: list[str]) -> None:
+def test_bad_references(ref: Any, words: list[str]) -> None:
     with pytest.raises(InputError) as caught:
         load(ref)
     text = str(caught.value)

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,13 +97,16 @@ def test_a_shipped_name_goes_before_a_folder(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize(("ref", "says"), [
     ("llama-3.1-80b", "did you mean llama-3.1-"),
-    ("", "no such model"),
+    ("", "no such model"), ("gpt3", r"did you mean gpt3-175b "), ("x" * 5000, "no such model"), ("\0", "no such model"),
+    ("x" * 5000 + "/config.json", "no such file"), ("x" * 5000 + ".yaml", "no such file"),
+    (5, "model: not a reference to a model \\(found 'int'\\)"), (None, "found 'NoneType'"),
+    (b"gpt3-175b", "found 'bytes'"),
     ("nowhere/model.yaml", "no such file"),
     ("nowhere/config.json", "no such file"),
     (str(CONFIGS), "the folder has no config.json"),
     (str(CONFIGS / "README.md"), "not a model file"),
 ])
-def test_what_is_no_model(ref: str, says: str) -> None:
+def test_what_is_no_model(ref: Any, says: str) -> None:
     with pytest.raises(InputError, match=says):
         model.load(ref)
 
