@@ -25,6 +25,8 @@ MOST = 10**9
 ALIASES = {"mbs": "micro_batch_size", "sp": "sequence_parallel", "vpp": "virtual_stages"}
 FIXABLE = ("tp", "pp", "dp", "cp", "ep", "zero", "micro_batch_size", "num_micro_batches", "recompute",
            "sequence_parallel", "schedule", "virtual_stages")
+_SHORT = {key: alias for alias, key in ALIASES.items()}
+_KEYS = tuple(f"{key} ({_SHORT[key]})" if key in _SHORT else key for key in FIXABLE)  # as errors list them
 _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
@@ -120,7 +122,7 @@ def parse_fixes(items: Iterable[str]) -> dict[str, object]:
         if key not in FIXABLE:
             hint = nearest(key, [*FIXABLE, *ALIASES])
             raise InputError("unknown key" + (f", {hint}" if hint else ""), where="--fix", found=name,
-                             allowed=", ".join(FIXABLE))
+                             allowed=", ".join(_KEYS))
         value = _value(key, text)
         if fixes.setdefault(key, value) != value:
             raise InputError(f"is fixed to two values, {fixes[key]} and {value}", where="--fix", key=key)

@@ -74,12 +74,18 @@ def _schedule(parallelism: Parallelism) -> str:
     return text + (f" with {parallelism.virtual_stages} chunks a stage" if parallelism.virtual_stages > 1 else "")
 
 
+def _order(parallelism: Parallelism) -> str:
+    chunks = f" × {parallelism.virtual_stages}" if parallelism.virtual_stages > 1 else ""
+    return parallelism.schedule.value + chunks
+
+
 def stages_table(plan: Plan) -> Table:
     """Return the stages; runs of stages alike in everything but memory and time are one row."""
     axes = {stage.mesh.axes for stage in plan.stages}
-    named = f" (mesh: {' × '.join(axes.pop())})" if len(axes) == 1 else ""
+    named = f"; mesh: {' × '.join(axes.pop())}" if len(axes) == 1 else ""
+    title = f"Stages (layer 0 is the embedding, layer {plan.model.num_layers - 1} the head{named})"
     table = new_table("stage", "layers", "GPUs", "mesh", "parallel", "micro-batch", "once a step", "memory GiB",
-                   left=("layers", "mesh", "parallel"), title=f"Stages{named}")
+                   left=("layers", "mesh", "parallel"), title=title)
     for run in runs(plan.stages):
         table.add_row(_index(run), _layers(run), _range((len(stage.devices) for stage in run), "{:,}".format),
                       _mesh(run[0]), parallelism_text(run[0].parallelism),
@@ -102,14 +108,15 @@ def memory_table(plan: Plan) -> Table:
 
 def alternatives_table(plan: Plan) -> Table:
     """Return the runner-ups and how much slower each is."""
-    table = new_table("parallel", "micro-batch", "iteration", "slower", "MFU", "memory GiB", left=("parallel",),
-                   title="Runner-ups")
+    table = new_table("parallel", "micro-batch", "schedule", "iteration", "slower", "MFU", "memory GiB",
+                   left=("parallel", "schedule"), title="Runner-ups")
     for other in plan.alternatives:
         way, predicted = other.parallelism, other.predicted
         size = "mixed" if way.micro_batch_size is None else way.micro_batch_size
         slower = predicted.iteration_time_s / plan.predicted.iteration_time_s - 1
-        table.add_row(parallelism_text(way), f"{size} × {way.num_micro_batches}", seconds(predicted.iteration_time_s),
-                      percent(slower), percent(predicted.mfu), gib(predicted.peak_memory_bytes))
+        table.add_row(parallelism_text(way), f"{size} × {way.num_micro_batches}", _order(way),
+                      seconds(predicted.iteration_time_s), percent(slower), percent(predicted.mfu),
+                      gib(predicted.peak_memory_bytes))
     return table
 
 

@@ -88,9 +88,20 @@ def test_estimate_passes_its_options_on(run, asked):
 def test_plan_prints_a_readable_summary(run, asked):
     out = run(*PLAN).out
     for text in ("dp 2 × tp 4 × pp 4, ZeRO 1", "micro-batch 1 × 8", "MFU 48.0 %", "25.8 of 76.0 GiB", "1–2",
-                 "3–6, 2 each", "dp 2 × tp 8 × pp 2, ZeRO 1", "7.0 %", "40 candidates (25 pruned)", "gap 1.0 %"):
+                 "3–6, 2 each", "dp 2 × tp 8 × pp 2, ZeRO 1", "7.0 %", "40 candidates (25 pruned)", "gap 1.0 %",
+                 "(layer 0 is the embedding, layer 9 the head; mesh: data × model)"):
         assert text in out
     assert max(map(len, out.splitlines())) <= 110 and "\x1b" not in out
+
+
+def test_runner_ups_of_other_schedules_look_different(run, asked):
+    data = json.loads(SAMPLE.read_text())
+    other = json.loads(json.dumps(data["alternatives"][0]))
+    other["parallelism"] |= {"schedule": "interleaved", "virtual_stages": 2}
+    data["alternatives"].append(other)
+    asked.answer = Plan.model_validate_json(json.dumps(data))
+    first, second = (line for line in run(*PLAN).out.splitlines() if line.startswith("dp 2 × tp 8 × pp 2"))
+    assert " 1f1b " in first and " interleaved × 2 " in second
 
 
 def test_json_is_the_plan_and_nothing_else(run, asked):
@@ -153,7 +164,9 @@ def test_bad_options_are_one_line_and_exit_two(run, asked, option):
 
 
 def test_an_unknown_fix_key_suggests_the_nearest(run, asked):
-    assert "did you mean" in run(*PLAN, "--fix", "micro_batch=2").err
+    error = run(*PLAN, "--fix", "micro_batch=2").err
+    assert "did you mean micro_batch_size" in error
+    assert all(text in error for text in ("micro_batch_size (mbs)", "sequence_parallel (sp)", "virtual_stages (vpp)"))
 
 
 @pytest.mark.parametrize("arguments", [
