@@ -17,6 +17,7 @@ from autoplan.cli.tables import (
     stages_table,
 )
 from autoplan.cli.units import percent, seconds
+from autoplan.plan.check import by_class
 from autoplan.plan.schema import ParamSpec, Plan, Sharding, Spec
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def sharding_tables(plan: Plan) -> list[Table]:
     ways: dict[tuple[str, str], list[int]] = defaultdict(list)
     operators: dict[tuple[str, str], dict[str, Sharding]] = {}
     for stage in plan.stages:
-        for layer, group in _by_class(stage.shardings).items():
+        for layer, group in by_class(stage.shardings).items():
             way = (layer, repr(group))
             ways[way].append(stage.index)
             operators[way] = group
@@ -128,11 +129,3 @@ def layout(spec: Spec) -> str:
     if isinstance(spec, ParamSpec) and spec.zero:
         text += f"/{spec.shards} (ZeRO {spec.zero})"
     return text
-
-
-def _by_class(shardings: dict[str, Sharding]) -> dict[str, dict[str, Sharding]]:
-    groups: dict[str, dict[str, Sharding]] = defaultdict(dict)
-    for name, sharding in shardings.items():
-        layer, _, operator = name.rpartition(".")
-        groups[layer][operator] = sharding
-    return groups

@@ -27,6 +27,15 @@ def over_capacity(plan: Plan) -> list[Stage]:
     return [stage for stage in plan.stages if stage.memory.total_bytes > stage.memory.capacity_bytes]
 
 
+def by_class(shardings: Mapping[str, Sharding]) -> dict[str, dict[str, Sharding]]:
+    """Return a stage's shardings by layer class, then by operator."""
+    groups: dict[str, dict[str, Sharding]] = {}
+    for name, sharding in shardings.items():
+        layer, _, operator = name.rpartition(".")
+        groups.setdefault(layer, {})[operator] = sharding
+    return groups
+
+
 def _cluster(plan: Plan) -> Iterator[str]:
     cluster = plan.cluster
     if cluster.num_devices != cluster.num_nodes * cluster.gpus_per_node:
@@ -174,7 +183,7 @@ def _memory(plan: Plan) -> Iterator[str]:
 
 def _operators(plan: Plan) -> Iterator[str]:
     """Each stage lists every operator of the classes of its layers, and of no others."""
-    held = [_by_class(stage.shardings) for stage in plan.stages]
+    held = [by_class(stage.shardings) for stage in plan.stages]
     every: dict[str, set[str]] = {}
     for classes in held:
         for name, operators in classes.items():
@@ -202,14 +211,6 @@ def _operators(plan: Plan) -> Iterator[str]:
             unknown = sorted(sources - operators.keys() - every[name])
             if len(unknown) > (name != FIRST):  # one is the layer's own input
                 yield f"{path}: lists no operator of {name!r} that gives {' or '.join(unknown)}"
-
-
-def _by_class(shardings: Mapping[str, Sharding]) -> dict[str, dict[str, Sharding]]:
-    groups: dict[str, dict[str, Sharding]] = {}
-    for name, sharding in shardings.items():
-        layer, _, operator = name.rpartition(".")
-        groups.setdefault(layer, {})[operator] = sharding
-    return groups
 
 
 def _shardings(plan: Plan) -> Iterator[str]:
