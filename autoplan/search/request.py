@@ -218,14 +218,14 @@ def _check_schedule(pins: Pins, chain: Chain, workload: Workload) -> None:
 
 
 def check_solver(solver: object) -> None:
-    """Raise InputError for a solver that isn't there."""
-    if not isinstance(solver, str):
-        raise InputError("unknown solver", key="solver", found=solver)
+    """Raise InputError for a solver that isn't there, or that can't solve every stage."""
+    if solver == "auto":
+        return
+    if not isinstance(solver, str) or (solver != "highs" and not solver.startswith("pulp:")):
+        raise InputError("unknown solver", key="solver", found=solver, allowed="auto, highs, pulp:NAME")
+    import numpy as np
+
     from autoplan.intraop.problem import IntraOpProblem
     from autoplan.intraop.solve import solve
 
-    if solver != "auto":
-        import numpy as np
-
-        solve(IntraOpProblem(("probe",), (np.zeros(1),), (), ()), solver)
-
+    solve(IntraOpProblem(("probe",), (np.zeros(1),), (), ()), solver)  # raises if PuLP doesn't have it
