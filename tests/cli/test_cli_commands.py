@@ -20,7 +20,9 @@ ESTIMATE = ("estimate", "llama-3.1-8b", "dgx-h100:8", "--micro-batch-size", "1",
 
 
 @pytest.fixture
-def run(capsys):
+def run(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)  # which test runners set: the width of piped output is ours
+
     def call(*arguments: str) -> types.SimpleNamespace:
         with pytest.raises(SystemExit) as caught:
             main(arguments)
