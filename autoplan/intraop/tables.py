@@ -101,11 +101,11 @@ def layer_table(problem: LayerProblem, recompute: Recompute, num_micro_batches: 
     sizes = [len(node.terms) for node in problem.nodes]
     if math.prod(sizes) <= FEW:
         choice = np.array(list(np.ndindex(*sizes)), np.int16)
-        choice = choice[[bool(np.isfinite(problem.terms(row)).all()) for row in choice]]
     else:
         choice = _frontier(problem, recompute, num_micro_batches, in_flight, keep)
     terms = np.array([problem.terms(row) for row in choice]).reshape(len(choice), NUM_TERMS)
-    return LayerTable(problem, terms @ weights, choice)
+    allowed = np.isfinite(terms).all(axis=1)
+    return LayerTable(problem, terms[allowed] @ weights, choice[allowed])
 
 
 def _frontier(problem: LayerProblem, recompute: Recompute, num_micro_batches: int, in_flight: tuple[float, float],

@@ -13,7 +13,7 @@ from autoplan.model.graph import LayerClass, ModelGraph
 from autoplan.workload import Recompute, Schedule, Workload
 
 LARGEST_MICRO_BATCH = 64  # sequences a replica; larger ones only add memory
-LARGEST_FREE_MICRO_BATCH = 16  # where the ILP chooses the shardings
+LARGEST_FREE_MICRO_BATCH = 8  # where the ILP chooses the shardings; larger ones are searched with recipes
 MOST_VIRTUAL_STAGES = 8
 
 
@@ -120,12 +120,11 @@ def candidates(chain_: Chain, cluster: Cluster, workload: Workload, pins: Pins, 
 
 
 def _meshes(cluster: Cluster, num_devices: int, pins: Pins) -> Iterator[Mesh]:
-    if (pins.cp or 1) > 1:
-        tp = pins.tp or 1
-        if num_devices % (tp * pins.cp) == 0:  # type: ignore[operator]
-            dp = num_devices // (tp * pins.cp)  # type: ignore[operator]
-            if pins.dp in (None, dp):
-                yield mesh(cluster, (dp, pins.cp, tp))  # type: ignore[arg-type]
+    tp, cp = pins.tp or 1, pins.cp or 1
+    if cp > 1:
+        dp, rest = divmod(num_devices, tp * cp)
+        if rest == 0 and pins.dp in (None, dp):
+            yield mesh(cluster, (dp, cp, tp))
         return
     found = meshes(cluster, num_devices)
     if pins.tp is not None and num_devices % pins.tp == 0 and all(m.shape[1] != pins.tp for m in found):
