@@ -38,7 +38,6 @@ class Term(IntEnum):
 
 
 NUM_TERMS = len(Term)
-MAXED = (Term.WORKSPACE,)  # compose over operators by max; all others by sum
 
 
 class Criterion(IntEnum):

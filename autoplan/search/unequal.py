@@ -165,7 +165,7 @@ class _BoundCosts:
 
 
 def _undominated(pricer: Pricer, options: Sequence[Candidate], variants: Sequence[tuple[Recompute, int]]) -> Array:
-    """Return the bounds of the ways of running a stage that no other beats: time, state, saved (3 each), send."""
+    """Return the bounds of the ways of running a stage that no other beats: time, step, state, saved (3 each), send."""
     rows = []
     for candidate in options:
         found = probe(pricer, candidate)

@@ -13,7 +13,7 @@ from autoplan.cluster import load, mesh
 from autoplan.cost.model import CostModel
 from autoplan.intraop.layer_problem import LayerProblem, layer_problem
 from autoplan.intraop.pricing import Setting
-from autoplan.intraop.terms import MAXED, NUM_TERMS, Term
+from autoplan.intraop.terms import NUM_TERMS, Term
 from autoplan.model.architectures.decoder import STREAM
 from autoplan.model.graph import LayerClass, ModelGraph, Op, Operand
 from autoplan.runtimes import load as load_runtime
@@ -99,7 +99,7 @@ def every_choice(problem: LayerProblem) -> tuple[NDArray[np.int64], Array]:
         own = node.terms[choices[:, index]]
         most = np.maximum(terms, own)
         terms = terms + own
-        terms[:, MAXED] = most[:, MAXED]
+        terms[:, Term.WORKSPACE] = most[:, Term.WORKSPACE]
     for edge in problem.edges:
         terms[:, Term.CONVERT_FORWARD] += edge.forward[choices[:, edge.u], choices[:, edge.v]]
         terms[:, Term.CONVERT_BACKWARD] += edge.backward[choices[:, edge.u], choices[:, edge.v]]
