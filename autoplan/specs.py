@@ -166,6 +166,9 @@ def _input_error(error: ErrorDetails, model: type[BaseModel], data: object, wher
         field = _owner(error, model).model_fields.get(str(error["loc"][-1]))
         return InputError("this key is missing", where=where, key=key, allowed=field.description if field else None)
     context = error.get("ctx", {})
+    if kind == "fault":  # found where several keys were looked at together: the context names the one at fault
+        path = ".".join((*((key,) if key else ()), context["key"]))
+        return InputError(context["what"], where=where, key=path, found=_short(context["found"]))
     bounds = [f"{words} {context[name]:.12g}" for name, words in _BOUNDS.items() if name in context]
     if kind in _EXPECTED:
         allowed = _EXPECTED[kind]

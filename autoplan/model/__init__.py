@@ -11,7 +11,11 @@ __all__ = ["ModelGraph", "describe", "load", "model_schema"]
 
 def model_schema() -> dict[str, object]:
     """Return the JSON Schema of a model file (`models/*.yaml`)."""
-    from autoplan.model.spec import DecoderSpec
+    from pydantic import TypeAdapter
 
-    schema = DecoderSpec.model_json_schema()
-    return {**schema, "required": [key for key in schema["required"] if key != "name"]}  # the file's name will do
+    from autoplan.model.spec import Spec
+
+    schema = TypeAdapter(Spec).json_schema()
+    for kind in ("TransformerSpec", "ResNetSpec"):  # the file's name will do
+        schema["$defs"][kind]["required"].remove("name")
+    return schema

@@ -17,6 +17,7 @@ from functools import cached_property
 
 BATCH, SEQ, KV_SEQ = "batch", "seq", "kv_seq"
 TOKEN_DIMS = (BATCH, SEQ)
+STREAM = (*TOKEN_DIMS, "hidden")  # the residual stream of a transformer
 
 
 @dataclass(frozen=True)

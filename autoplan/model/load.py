@@ -7,7 +7,7 @@ from pathlib import Path
 
 from autoplan import specs
 from autoplan.errors import InputError, nearest
-from autoplan.model.architectures.decoder import decoder
+from autoplan.model.architectures import build
 from autoplan.model.graph import ModelGraph
 
 
@@ -46,10 +46,10 @@ def _read_model_file(path: Path) -> ModelGraph:
 
     if not specs.is_file(path):
         raise InputError("no such file", where=str(path))
-    return decoder(parse(specs.read_yaml(path), str(path), path.stem))
+    return build(parse(specs.read_yaml(path), str(path), path.stem))
 
 
 def _read_huggingface(path: Path, name: str) -> ModelGraph:
     from autoplan.model.importers import huggingface
 
-    return decoder(huggingface.read(path, name))
+    return build(huggingface.read(path, name))

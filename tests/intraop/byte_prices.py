@@ -11,9 +11,9 @@ from autoplan.cluster import Axis, Cluster, load, mesh
 from autoplan.intraop.layer_problem import LayerProblem, LayoutNode, ParamNode, layer_problem
 from autoplan.intraop.pricing import Setting
 from autoplan.intraop.terms import Term
-from autoplan.model.architectures.decoder import STREAM, decoder
-from autoplan.model.graph import LayerClass, ModelGraph, Operand
-from autoplan.model.spec import DecoderSpec
+from autoplan.model.architectures import build
+from autoplan.model.graph import STREAM, LayerClass, ModelGraph, Operand
+from autoplan.model.spec import TransformerSpec
 from autoplan.runtimes import load as load_runtime
 from autoplan.workload import Precision, Workload
 
@@ -55,7 +55,7 @@ def model(**changes: object) -> ModelGraph:
     """The transformer of the XLA cases: hidden 512, 8 heads, ffn 2048, plain MLP, RMSNorm, no positions, no biases."""
     fields: dict[str, object] = {
         "name": "tiny", "layers": 2, "hidden": 512, "heads": 8, "ffn": 2048, "vocab_size": 1024, "positions": "none"}
-    return decoder(DecoderSpec.model_validate(fields | changes))
+    return build(TransformerSpec.model_validate(fields | changes))
 
 
 def part(layer: LayerClass, first: str, last: str) -> LayerClass:

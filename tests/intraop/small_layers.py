@@ -14,8 +14,7 @@ from autoplan.cost.model import CostModel
 from autoplan.intraop.layer_problem import LayerProblem, layer_problem
 from autoplan.intraop.pricing import Setting
 from autoplan.intraop.terms import NUM_TERMS, Term
-from autoplan.model.architectures.decoder import STREAM
-from autoplan.model.graph import LayerClass, ModelGraph, Op, Operand
+from autoplan.model.graph import STREAM, LayerClass, ModelGraph, Op, Operand
 from autoplan.runtimes import load as load_runtime
 from autoplan.workload import Workload
 

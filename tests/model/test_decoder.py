@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoplan.model.architectures.decoder import decoder
+from autoplan.model.architectures import build
 from autoplan.model.facts import forward_flops_per_token, kv_elements_per_token, parameters
 from autoplan.model.graph import LayerClass, ModelGraph, Op
-from autoplan.model.spec import DecoderSpec
+from autoplan.model.spec import TransformerSpec
 
 BASE: dict[str, Any] = {"name": "m", "layers": 3, "hidden": 64, "heads": 4, "ffn": 96, "vocab_size": 100}
 GPT: dict[str, Any] = {**BASE, "norm": "layer", "positions": "learned", "max_positions": 32,
@@ -20,7 +20,7 @@ LLAMA: dict[str, Any] = {**BASE, "kv_heads": 2, "head_dim": 24, "gated": True}
 
 
 def graph(fields: dict[str, Any], **changes: Any) -> ModelGraph:
-    return decoder(DecoderSpec(**{**fields, **changes}))
+    return build(TransformerSpec(**{**fields, **changes}))
 
 
 def ops(layer: LayerClass) -> dict[str, Op]:
@@ -28,12 +28,12 @@ def ops(layer: LayerClass) -> dict[str, Op]:
 
 
 @st.composite
-def decoders(draw: st.DrawFn) -> DecoderSpec:
+def decoders(draw: st.DrawFn) -> TransformerSpec:
     small = st.integers(1, 8)
     kv_heads, groups, head_dim = draw(small), draw(small), draw(small)
     heads = kv_heads * groups
     square = draw(st.booleans())
-    return DecoderSpec(
+    return TransformerSpec(
         name="m", layers=draw(small), hidden=heads * head_dim if square else draw(st.integers(1, 64)), heads=heads,
         kv_heads=kv_heads, head_dim=None if square else head_dim, ffn=draw(st.integers(1, 64)),
         gated=draw(st.booleans()), vocab_size=draw(st.integers(1, 200)), vocab_padding_multiple=draw(small),
@@ -44,18 +44,32 @@ def decoders(draw: st.DrawFn) -> DecoderSpec:
     )
 
 
-def matmul_parameters(spec: DecoderSpec) -> int:
+def head_size(spec: TransformerSpec) -> int:
+    return spec.kinds[""].head_dim or 0
+
+
+def attention_width(spec: TransformerSpec) -> int:
+    return (spec.heads or 0) * head_size(spec)
+
+
+def key_width(spec: TransformerSpec) -> int:
+    return spec.num_kv_heads * head_size(spec)
+
+
+def matmul_parameters(spec: TransformerSpec) -> int:
     """Elements of every matrix a token is multiplied by, the head's included, tied or not."""
-    wide, narrow = spec.heads * spec.head_size, spec.num_kv_heads * spec.head_size
+    wide, narrow = attention_width(spec), key_width(spec)
     attention = spec.hidden * (2 * wide + 2 * narrow)
-    return spec.layers * (attention + spec.hidden * spec.ffn * (3 if spec.gated else 2)) + spec.hidden * spec.vocab
+    mlp = spec.hidden * (spec.ffn or 0) * (3 if spec.gated else 2)
+    return spec.layers * (attention + mlp) + spec.hidden * spec.vocab
 
 
-def all_parameters(spec: DecoderSpec) -> int:
-    wide, narrow = spec.heads * spec.head_size, spec.num_kv_heads * spec.head_size
+def all_parameters(spec: TransformerSpec) -> int:
+    wide, narrow = attention_width(spec), key_width(spec)
     norm = spec.hidden * (2 if spec.norm == "layer" else 1)
-    biases = {"qkv": wide + 2 * narrow, "o": spec.hidden, "mlp": spec.ffn * (2 if spec.gated else 1) + spec.hidden}
-    layer = 2 * norm + sum(biases[name] for name in spec.biases) + (2 * spec.head_size if spec.qk_norm else 0)
+    inner = (spec.ffn or 0) * (2 if spec.gated else 1)
+    biases = {"qkv": wide + 2 * narrow, "o": spec.hidden, "mlp": inner + spec.hidden}
+    layer = 2 * norm + sum(biases[name] for name in spec.biases) + (2 * head_size(spec) if spec.qk_norm else 0)
     positions = (spec.max_positions or 0) * spec.hidden if spec.positions == "learned" else 0
     embedding = spec.vocab * spec.hidden + positions + (norm if spec.embedding_norm else 0)
     tied = spec.vocab * spec.hidden if spec.tied_embeddings else 0
@@ -64,23 +78,23 @@ def all_parameters(spec: DecoderSpec) -> int:
 
 @given(decoders())
 @settings(max_examples=50, deadline=None)
-def test_parameters_are_those_of_the_formula(spec: DecoderSpec) -> None:
-    counted = parameters(decoder(spec))
+def test_parameters_are_those_of_the_formula(spec: TransformerSpec) -> None:
+    counted = parameters(build(spec))
     assert counted["total"] == counted["active"] == all_parameters(spec)
     assert counted["embedding"] + counted["layers"] + counted["head"] == counted["total"]
 
 
 @given(decoders(), st.integers(1, 4096))
 @settings(max_examples=50, deadline=None)
-def test_flops_are_two_a_matrix_element_and_the_attention(spec: DecoderSpec, seq_len: int) -> None:
-    attention = 4 * spec.layers * spec.heads * spec.head_size * seq_len
-    assert forward_flops_per_token(decoder(spec), seq_len) == 2 * matmul_parameters(spec) + attention
+def test_flops_are_two_a_matrix_element_and_the_attention(spec: TransformerSpec, seq_len: int) -> None:
+    attention = 4 * spec.layers * attention_width(spec) * seq_len
+    assert forward_flops_per_token(build(spec), seq_len) == 2 * matmul_parameters(spec) + attention
 
 
 @given(decoders())
 @settings(max_examples=50, deadline=None)
-def test_the_graph_is_wired_right(spec: DecoderSpec) -> None:
-    built = decoder(spec)
+def test_the_graph_is_wired_right(spec: TransformerSpec) -> None:
+    built = build(spec)
     assert built.num_layers == spec.layers + 2
     assert built.layer(0).input is None and built.layer(built.num_layers - 1).output is None
     for layer in built.classes:
@@ -165,9 +179,9 @@ def test_kv_cache_counts_key_value_heads() -> None:
 
 @given(decoders(), st.integers(1, 8), st.integers(1, 200))
 @settings(max_examples=25, deadline=None)
-def test_equal_layers_have_equal_keys(spec: DecoderSpec, layers: int, vocab: int) -> None:
+def test_equal_layers_have_equal_keys(spec: TransformerSpec, layers: int, vocab: int) -> None:
     other = spec.model_copy(update={"name": "other", "layers": layers, "vocab_size": vocab})
-    assert decoder(spec).layer(1).key == decoder(other).layer(1).key
+    assert build(spec).layer(1).key == build(other).layer(1).key
 
 
 @pytest.mark.parametrize("change", [

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from autoplan import model
 from autoplan.errors import InputError
-from autoplan.model.architectures.decoder import decoder
+from autoplan.model.architectures import build
 from autoplan.model.graph import ModelGraph
 from autoplan.model.importers import huggingface
 from autoplan.model.importers.keys import Keys
@@ -44,7 +44,7 @@ def config(name: str) -> dict[str, Any]:
 def read(folder: Path, data: object) -> ModelGraph:
     path = folder / "config.json"
     path.write_text(json.dumps(data))
-    return decoder(huggingface.read(path, "m"))
+    return build(huggingface.read(path, "m"))
 
 
 def without(data: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -225,7 +225,7 @@ def test_any_one_value_gives_a_graph_or_an_input_error(name: str, data: st.DataO
     key = data.draw(st.sampled_from(sorted(original)))
     keys = Keys({"model_type": "gpt2", **original, key: data.draw(VALUES)}, "config.json")
     try:
-        graph = decoder(huggingface.from_keys(keys, "m"))
+        graph = build(huggingface.from_keys(keys, "m"))
     except InputError as error:
         assert str(error).startswith("config.json: ")
     else:

@@ -6,13 +6,13 @@ import pytest
 
 from autoplan.errors import InputError
 from autoplan.model import ops
-from autoplan.model.architectures.decoder import decoder
+from autoplan.model.architectures import build
 from autoplan.model.graph import BATCH, SEQ
-from autoplan.model.spec import DecoderSpec
+from autoplan.model.spec import TransformerSpec
 from autoplan.runtimes import FOLDER, load, names
 from autoplan.workload import Schedule
 
-GRAPH = decoder(DecoderSpec(name="any", layers=1, hidden=64, heads=4, kv_heads=2, ffn=128, gated=True, vocab_size=100,
+GRAPH = build(TransformerSpec(name="any", layers=1, hidden=64, heads=4, kv_heads=2, ffn=128, gated=True, vocab_size=100,
                             positions="learned", max_positions=128, qk_norm=True))
 OPS = [op for layer in GRAPH.classes for op in layer.ops]
 

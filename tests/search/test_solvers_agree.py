@@ -6,7 +6,7 @@ import pytest
 
 import autoplan
 from autoplan.errors import InputError
-from autoplan.model.architectures.decoder import decoder
+from autoplan.model.architectures import build
 from autoplan.model.graph import ModelGraph
 from autoplan.model.spec import parse
 
@@ -14,7 +14,7 @@ from autoplan.model.spec import parse
 def small_model(*, tied: bool) -> ModelGraph:
     keys = {"layers": 2, "hidden": 1024, "heads": 16, "ffn": 4096, "vocab_size": 50304, "max_positions": 2048,
             "seq_len": 2048, "tied_embeddings": tied, "positions": "rotary", "norm": "rms", "gated": True}
-    return decoder(parse(keys, "test", "small"))
+    return build(parse(keys, "test", "small"))
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -8,9 +8,9 @@ from typing import Any
 import autoplan
 from autoplan.cluster import Cluster
 from autoplan.cost.model import CostModel
-from autoplan.model.architectures.decoder import decoder
+from autoplan.model.architectures import build
 from autoplan.model.graph import ModelGraph
-from autoplan.model.spec import DecoderSpec
+from autoplan.model.spec import TransformerSpec
 from autoplan.plan import Plan
 from autoplan.runtimes import load as load_runtime
 from autoplan.search.pricer import Pricer
@@ -29,12 +29,12 @@ NAMED_ONLY = 1.0  # a gap that leaves the search no reason to look beyond named 
 
 def gpt(**changes: object) -> ModelGraph:
     """Return a GPT with learned positions and biases."""
-    return decoder(DecoderSpec(**{**GPT, **changes}))
+    return build(TransformerSpec(**{**GPT, **changes}))
 
 
 def llama(**changes: object) -> ModelGraph:
     """Return a Llama with grouped queries, a gated MLP and rotary positions."""
-    return decoder(DecoderSpec(**{**LLAMA, **changes}))
+    return build(TransformerSpec(**{**LLAMA, **changes}))
 
 
 def cluster(ref: str) -> Cluster:

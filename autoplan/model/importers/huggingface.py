@@ -13,7 +13,7 @@ from pathlib import Path
 
 from autoplan.errors import InputError
 from autoplan.model.importers.keys import Keys
-from autoplan.model.spec import MAX_LAYERS, DecoderSpec
+from autoplan.model.spec import MAX_LAYERS, TransformerSpec
 from autoplan.specs import validated
 
 Fields = dict[str, object]
@@ -38,7 +38,7 @@ GPT2_KEYS = GPT2_REQUIRED | {
 }
 
 
-def read(path: Path, name: str) -> DecoderSpec:
+def read(path: Path, name: str) -> TransformerSpec:
     """Read a `config.json`.
 
     path: the file. name: what to call the model.
@@ -48,13 +48,13 @@ def read(path: Path, name: str) -> DecoderSpec:
     return from_keys(Keys.of_json(path), name)
 
 
-def from_keys(keys: Keys, name: str) -> DecoderSpec:
+def from_keys(keys: Keys, name: str) -> TransformerSpec:
     """Turn the keys of a `config.json` into a spec; see `read`."""
     model_type = _model_type(keys)
     architecture, family = FAMILIES[model_type]
     _refuse_what_no_family_has(keys, architecture)
     fields = {"name": name, "source": f"Hugging Face config.json ({model_type})", **family(keys)}
-    return validated(DecoderSpec, fields, keys.where)
+    return validated(TransformerSpec, fields, keys.where)
 
 
 def _model_type(keys: Keys) -> str:

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoplan.model import ops
-from autoplan.model.architectures.decoder import decoder
+from autoplan.model.architectures import build
 from autoplan.model.graph import BATCH, KV_SEQ, SEQ, ModelGraph, Op
 from autoplan.model.ops.attention import local_kv_heads
 from autoplan.model.ops.work import AttentionCore, Gemm, Numerics, Sizes, Stream, volume
-from autoplan.model.spec import DecoderSpec
+from autoplan.model.spec import TransformerSpec
 
 NUMERICS = Numerics(element_bytes=2, flash=True)
 
@@ -20,7 +20,7 @@ NUMERICS = Numerics(element_bytes=2, flash=True)
 def graph(**changes: object) -> ModelGraph:
     fields: dict[str, object] = {"name": "m", "layers": 1, "hidden": 512, "heads": 8, "kv_heads": 2, "ffn": 1536,
                                  "gated": True, "vocab_size": 1000}
-    return decoder(DecoderSpec.model_validate(fields | changes))
+    return build(TransformerSpec.model_validate(fields | changes))
 
 
 def every_op(**changes: object) -> list[Op]:

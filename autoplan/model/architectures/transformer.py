@@ -5,30 +5,47 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from autoplan.model.graph import BATCH, KV_SEQ, SEQ, TOKEN_DIMS, Dim, LayerClass, ModelGraph, Op, Operand, Param
+from autoplan.errors import InputError
+from autoplan.model.graph import (
+    BATCH,
+    KV_SEQ,
+    SEQ,
+    STREAM,
+    TOKEN_DIMS,
+    Dim,
+    LayerClass,
+    ModelGraph,
+    Op,
+    Operand,
+    Param,
+)
 
 if TYPE_CHECKING:
-    from autoplan.model.spec import DecoderSpec
+    from autoplan.model.blocks import Block
+    from autoplan.model.spec import TransformerSpec
 
-STREAM = (*TOKEN_DIMS, "hidden")
 QUERY = (*TOKEN_DIMS, "heads", "head_dim")
 KEY = (*TOKEN_DIMS, "kv_heads", "head_dim")
 INNER = (*TOKEN_DIMS, "ffn")
 LOGITS = (*TOKEN_DIMS, "vocab")
 
 
-def decoder(spec: DecoderSpec) -> ModelGraph:
+def transformer(spec: TransformerSpec) -> ModelGraph:
     """Build the graph: an embedding layer, `spec.layers` equal transformer layers, and the head with the loss.
 
     An operator's name is its output tensor's name; a layer's input is the tensor "x". `kv_seq` is `seq` as the keys and
     values of an attention see it. Each layer is `add1 = x + o(attention(norm1(x)))`, `add2 = add1 + mlp(norm2(add1))`.
     """
-    build = _Builder(spec)
+    block = next(iter(spec.kinds.values()))
+    if (len(spec.kinds) > 1 or block.mixer_kind != "attention" or block.mlp_kind != "dense" or block.norms != "pre"
+            or block.residual != "serial" or spec.architecture != "decoder" or spec.patches or spec.vision):
+        raise InputError("the graph of this architecture isn't supported yet", where=spec.name)
+    build = _Builder(spec, block)
     classes = (build.embedding(), build.layer(), build.head())
     facts: dict[str, int | float | bool | str | None] = {
         "architecture": spec.architecture, "source": spec.source,
-        "hidden": spec.hidden, "layers": spec.layers, "heads": spec.heads, "kv_heads": spec.num_kv_heads,
-        "head_dim": spec.head_size, "ffn": spec.ffn, "vocab": spec.vocab, "max_positions": spec.max_positions,
+        "hidden": spec.hidden, "layers": spec.layers, "heads": block.heads, "kv_heads": block.kv_heads,
+        "head_dim": block.head_dim, "ffn": block.ffn, "vocab": spec.vocab, "max_positions": spec.max_positions,
         "seq_len": spec.seq_len, "global_batch_size": spec.global_batch_size,
     }
     return ModelGraph(
@@ -40,11 +57,11 @@ def decoder(spec: DecoderSpec) -> ModelGraph:
 class _Builder:
     """Makes operators whose dims have the spec's sizes."""
 
-    def __init__(self, spec: DecoderSpec) -> None:
-        self.spec = spec
+    def __init__(self, spec: TransformerSpec, block: Block) -> None:
+        self.spec, self.block = spec, block
         self.sizes = {
-            "hidden": spec.hidden, "heads": spec.heads, "kv_heads": spec.num_kv_heads, "head_dim": spec.head_size,
-            "ffn": spec.ffn, "vocab": spec.vocab, "positions": spec.max_positions,
+            "hidden": spec.hidden, "heads": block.heads, "kv_heads": block.kv_heads, "head_dim": block.head_dim,
+            "ffn": block.ffn, "vocab": spec.vocab, "positions": spec.max_positions,
         }
 
     def embedding(self) -> LayerClass:
@@ -96,7 +113,7 @@ class _Builder:
             "attention", "attention", (BATCH, SEQ, KV_SEQ, "heads", "head_dim"),
             (Operand(q, QUERY), Operand(k, memory), Operand("v", memory)), QUERY,
             grouped=(("kv_heads", "heads"),),
-            attrs=(("causal", True), ("head_dim", spec.head_size), ("kv_heads", spec.num_kv_heads),
+            attrs=(("causal", True), ("head_dim", self.block.head_dim or 0), ("kv_heads", self.block.num_kv_heads),
                    ("window", spec.window or 0)),
         )
         yield self.projection("o", "attention", ("heads", "head_dim"), ("hidden",), bias="o" in spec.biases)
