@@ -4,10 +4,10 @@ A *layout* gives each mesh axis, in mesh order (major to minor), one code: the p
 splits, `REPLICATED`, or `PARTIAL` (every device holds a term of a sum that is still to be reduced over the axis). Where
 several axes split one dim, the earlier axis is the major one, so the order of axes is part of a layout.
 
-Conversions are shortest paths over single-axis steps: slice (free), all-gather, reduce-scatter, all-reduce, all-to-all,
-and permute where an axis is put in or moved out above a more minor axis of the same dim. A gather or reduce-scatter
-can't do that by itself, since the parts would come in the wrong order: its path leads over a permute. This module knows
-bytes and steps; what a step costs in seconds is asked of the caller (`Price`), since prices live in `autoplan.cost`.
+Conversions are shortest paths over steps: slice (free), all-gather, reduce-scatter and permute of one axis, all-reduce
+and all-to-all over any set of axes at once. A permute is needed where an axis is put in or moved out above a more minor
+axis of the same dim: the parts that one collective leaves would come in the wrong order. This module knows bytes and
+steps; what a step costs in seconds is asked of the caller (`Price`), since prices live in `autoplan.cost`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ PARTIAL = -2
 
 Layout = tuple[int, ...]
 Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 class Collective(StrEnum):
@@ -44,45 +45,30 @@ class Price(Protocol):
     """Seconds of one collective.
 
     nbytes [n]: of the whole tensor in one group for gathers and reductions, of what one device holds for all-to-all and
-    permute. axis: the mesh axis it runs over.
+    permute. axes: the mesh axes whose devices form one group.
     """
 
-    def __call__(self, kind: Collective, nbytes: Array, axis: int) -> Array: ...
+    def __call__(self, kind: Collective, nbytes: Array, axes: tuple[int, ...]) -> Array: ...
 
 
 @dataclass(frozen=True)
-class Step:
-    """One single-axis step of the layout graph of a tensor: from layout index to layout index."""
+class Steps:
+    """All steps of one kind over the same axes: from layouts `source` [n] to layouts `target` [n], as indices.
 
-    source: int
-    target: int
-    axis: int
+    trades: the axes change places in a way that no single all-to-all does, and take one each.
+    """
+
     kind: Collective
+    axes: tuple[int, ...]
+    source: Ints
+    target: Ints
+    trades: bool = False
 
 
 def spec(layout: Layout, rank: int, axis_names: Sequence[str]) -> tuple[list[list[str]], list[str]]:
     """Return a layout as a partition spec: the mesh axes of each of `rank` dims (major first), and the partial axes."""
     dims = [[name for code, name in zip(layout, axis_names, strict=True) if code == dim] for dim in range(rank)]
     return dims, [name for code, name in zip(layout, axis_names, strict=True) if code == PARTIAL]
-
-
-def step_kind(layout: Layout, axis: int, code: int) -> Collective | None:
-    """Return what it takes to change `axis` of `layout` to `code` (another than it has, and not `PARTIAL`).
-
-    None where no single collective does: a gather or reduce-scatter above a more minor axis of the same dim.
-    """
-    old = layout[axis]
-    minor = layout[axis + 1:]
-    reorders = (old >= 0 and old in minor) or (code >= 0 and code in minor)
-    if old == PARTIAL:
-        if code == REPLICATED:
-            return Collective.ALL_REDUCE
-        return None if reorders else Collective.REDUCE_SCATTER
-    if reorders:
-        return None if code == REPLICATED else Collective.PERMUTE
-    if old == REPLICATED:
-        return Collective.SLICE
-    return Collective.ALL_GATHER if code == REPLICATED else Collective.ALL_TO_ALL
 
 
 @cache
@@ -97,7 +83,7 @@ def index(rank: int, num_axes: int) -> dict[Layout, int]:
     return {layout: position for position, layout in enumerate(layouts(rank, num_axes))}
 
 
-def codes_to_index(codes: NDArray[np.int64], rank: int) -> NDArray[np.int64]:
+def codes_to_index(codes: Ints, rank: int) -> Ints:
     """Return, for layouts given as codes [..., num_axes], their positions in `layouts(rank, num_axes)`."""
     base = rank + 2
     result = np.zeros(codes.shape[:-1], np.int64)
@@ -107,30 +93,51 @@ def codes_to_index(codes: NDArray[np.int64], rank: int) -> NDArray[np.int64]:
 
 
 @cache
-def steps(rank: int, num_axes: int) -> tuple[Step, ...]:
-    """Return every single-axis step between layouts of a tensor of `rank` dims."""
+def steps(rank: int, num_axes: int) -> tuple[Steps, ...]:
+    """Return every step between layouts of a tensor of `rank` dims, grouped by what it sends and over which axes."""
+    every = np.array(layouts(rank, num_axes), np.int64).reshape(-1, num_axes)
+    changes = (every[:, None, :] != every[None, :, :]) @ (1 << np.arange(num_axes))  # a bit an axis, [L, L]
     found = []
-    where = index(rank, num_axes)
-    for source in layouts(rank, num_axes):
-        for axis in range(num_axes):
-            for code in (REPLICATED, *range(rank)):
-                if code == source[axis]:
-                    continue
-                target = (*source[:axis], code, *source[axis + 1:])
-                kind = step_kind(source, axis, code)
-                if kind is not None:
-                    found.append(Step(where[source], where[target], axis, kind))
+    for axes in _subsets(num_axes):
+        source, target = np.nonzero(changes == sum(1 << axis for axis in axes))
+        for (kind, trades), rows in _kinds(every[source], every[target], axes).items():
+            if rows.any():
+                found.append(Steps(kind, axes, source[rows], target[rows], trades))
     return tuple(found)
 
 
-@cache
-def _step_arrays(rank: int, num_axes: int) -> list[tuple[Collective, int, NDArray[np.int64], NDArray[np.int64]]]:
-    """Group the steps by what they send and over which axis: `(kind, axis, sources, targets)`."""
-    grouped: dict[tuple[Collective, int], list[Step]] = {}
-    for step in steps(rank, num_axes):
-        grouped.setdefault((step.kind, step.axis), []).append(step)
-    return [(kind, axis, np.array([s.source for s in some]), np.array([s.target for s in some]))
-            for (kind, axis), some in grouped.items()]
+def _subsets(num_axes: int) -> list[tuple[int, ...]]:
+    """Return every set of axes that is not empty, the smaller ones first."""
+    return [axes for size in range(1, num_axes + 1) for axes in itertools.combinations(range(num_axes), size)]
+
+
+def _kinds(before: Ints, after: Ints, axes: tuple[int, ...]) -> dict[tuple[Collective, bool], NDArray[np.bool_]]:
+    """Return which changes [n] of the layouts of all of `axes` at once each kind of collective brings about.
+
+    An axis *reorders* where another axis, which stays and is more minor, splits the dim it leaves or enters: the parts
+    come in another order, so that whatever the device holds is sent on, and a gather or reduce-scatter can't do it.
+    """
+    old, new = before[:, axes], after[:, axes]
+    count, num_axes = before.shape
+    reorders = np.zeros(count, bool)
+    trades = np.zeros(count, bool)  # a dim loses one of the axes and gains another
+    for axis in axes:
+        for stays in set(range(axis + 1, num_axes)) - set(axes):
+            code = before[:, stays]
+            reorders |= (code >= 0) & ((code == before[:, axis]) | (code == after[:, axis]))
+        trades |= (old == after[:, axis, None]).any(axis=1)
+    summed, whole, split = (old == PARTIAL).all(axis=1), (old == REPLICATED).all(axis=1), (old >= 0).all(axis=1)
+    to_whole, to_split = (new == REPLICATED).all(axis=1), (new >= 0).all(axis=1)
+    kinds = {(Collective.ALL_REDUCE, False): summed & to_whole,
+             (Collective.ALL_TO_ALL, False): split & to_split & ~reorders & ~trades}
+    if len(axes) > 1:
+        return kinds | {(Collective.ALL_TO_ALL, True): split & to_split & (reorders | trades)}
+    return kinds | {
+        (Collective.SLICE, False): whole & to_split & ~reorders,
+        (Collective.ALL_GATHER, False): split & to_whole & ~reorders,
+        (Collective.REDUCE_SCATTER, False): summed & to_split & ~reorders,
+        (Collective.PERMUTE, False): (whole | split) & to_split & reorders,
+    }
 
 
 def conversion_seconds(shape: Sequence[float], element_bytes: int, axis_sizes: Sequence[int], price: Price) -> Array:
@@ -141,22 +148,14 @@ def conversion_seconds(shape: Sequence[float], element_bytes: int, axis_sizes: S
     impossible (inf) otherwise. Shortest paths by repeated min-plus squaring of the one-step matrix, O(L³ log A).
     """
     rank, num_axes = len(shape), len(axis_sizes)
-    all_layouts = np.array(layouts(rank, num_axes)).reshape(-1, num_axes)
+    all_layouts = np.array(layouts(rank, num_axes), np.int64).reshape(-1, num_axes)
     count = len(all_layouts)
     split = np.where(all_layouts >= 0, np.array(axis_sizes)[None, :], 1).prod(axis=1)
     held = float(np.prod(np.asarray(shape, float))) * element_bytes / split  # bytes one device holds, [L]
     cost = np.full((count, count), np.inf)
     np.fill_diagonal(cost, 0.0)
-    for kind, axis, source, target in _step_arrays(rank, num_axes):
-        if kind is Collective.SLICE:
-            cost[source, target] = 0.0
-        elif kind is Collective.ALL_TO_ALL:
-            cost[source, target] = price(kind, held[source], axis)
-        elif kind is Collective.PERMUTE:
-            cost[source, target] = price(kind, held[target], axis)
-        else:  # gathers and reductions: the whole tensor of one group
-            whole = held[source] * np.where(all_layouts[source, axis] >= 0, axis_sizes[axis], 1)
-            cost[source, target] = price(kind, whole, axis)
+    for step in steps(rank, num_axes):
+        cost[step.source, step.target] = _step_seconds(step, held, all_layouts, axis_sizes, price)
     for axis, size in enumerate(axis_sizes):
         if size == 1:  # one device has all parts, in any order
             others = np.delete(all_layouts, axis, axis=1)
@@ -164,6 +163,22 @@ def conversion_seconds(shape: Sequence[float], element_bytes: int, axis_sizes: S
     for _ in range(max(1, int(np.ceil(np.log2(2 * num_axes))))):
         cost = (cost[:, :, None] + cost[None, :, :]).min(axis=1)
     return _with_partial_targets(cost, rank, num_axes)
+
+
+def _step_seconds(step: Steps, held: Array, all_layouts: Ints, axis_sizes: Sequence[int], price: Price) -> Array:
+    """Return the seconds of each step [n]. held [L]: bytes that one device holds in each layout.
+
+    Axes that trade places take an all-to-all each. That is no less than all that a device holds, which is what it takes
+    to send every part of it to the device that needs it: two axes of two devices and more already come to the whole.
+    """
+    if step.kind is Collective.SLICE:
+        return np.zeros(len(step.source))
+    if step.trades:
+        return sum((price(step.kind, held[step.source], (axis,)) for axis in step.axes), np.zeros(len(step.source)))
+    if step.kind in (Collective.ALL_TO_ALL, Collective.PERMUTE):
+        return price(step.kind, held[step.target], step.axes)
+    parts = np.where(all_layouts[step.source][:, step.axes] >= 0, np.array(axis_sizes)[list(step.axes)], 1)
+    return price(step.kind, held[step.source] * parts.prod(axis=1), step.axes)  # the whole tensor of one group
 
 
 def _with_partial_targets(cost: Array, rank: int, num_axes: int) -> Array:

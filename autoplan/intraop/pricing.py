@@ -59,9 +59,9 @@ class Setting:
         on_node = max((axis.intra * axis.sharing for axis in self.mesh.axes), default=1)
         return Axis(size=intra * nodes, intra=intra, nodes=nodes, sharing=max(1, on_node // intra))
 
-    def collective(self, kind: Collective, nbytes: Array, axis: int) -> Array:
-        """Return the seconds of one conversion step over one mesh axis (see `autoplan.sharding.Price`)."""
-        group = self.mesh.axes[axis]
+    def collective(self, kind: Collective, nbytes: Array, axes: tuple[int, ...]) -> Array:
+        """Return the seconds of one conversion step over some mesh axes together (see `autoplan.sharding.Price`)."""
+        group = self.group(axes)
         if kind is Collective.PERMUTE:
             return np.asarray(self.costs.p2p(nbytes, group))
         return np.asarray(getattr(self.costs, kind.value)(nbytes, group))
@@ -145,7 +145,7 @@ def _exchange(chosen: OpStrategies, setting: Setting) -> Array:
     seconds = np.zeros(chosen.count)
     for axis in range(chosen.assign.shape[1]):
         over = chosen.assign[:, axis] == vocab
-        seconds[over] += setting.collective(Collective.ALL_REDUCE, tokens[over] * EXCHANGED_BYTES, axis)
+        seconds[over] += setting.collective(Collective.ALL_REDUCE, tokens[over] * EXCHANGED_BYTES, (axis,))
     return seconds
 
 
