@@ -8,16 +8,34 @@ from enum import StrEnum
 
 
 class Precision(StrEnum):
-    """The dtype of weights and activations in the forward and backward pass."""
+    """The dtype of weights and activations in the forward and backward pass.
+
+    fp8: the products of a layer's linear projections; all else is bf16 (NVIDIA, Transformer Engine user guide).
+    """
 
     BF16 = "bf16"
     FP16 = "fp16"
     FP32 = "fp32"
+    FP8 = "fp8"
 
     @property
     def bytes(self) -> int:
-        """Bytes of one element."""
+        """Bytes of one element that is kept."""
         return 4 if self is Precision.FP32 else 2
+
+    @property
+    def stored(self) -> Precision:
+        """The dtype in which elements are kept, and in which all but fp8's linear projections compute."""
+        return Precision.BF16 if self is Precision.FP8 else self
+
+
+class Attention(StrEnum):
+    """The kernel of attention: fused (FlashAttention), or one that writes all scores, with scale, mask and softmax in
+    one kernel or each in its own."""
+
+    FLASH = "flash"
+    FUSED_SOFTMAX = "fused_softmax"
+    UNFUSED = "unfused"
 
 
 class Recompute(StrEnum):
@@ -48,7 +66,10 @@ class Workload:
     seq_len: int
     precision: Precision = Precision.BF16
     optimizer: str = "adam"
-    grad_dtype: Precision | None = None  # None: as `precision`
+    grad_dtype: Precision | None = None  # of accumulated gradients; None: as `precision`
+    reduce_dtype: Precision | None = None  # of gradients as they travel; None: as they accumulate
+    attention: Attention | None = None  # None: flash where the device has it, else fused_softmax
+    dropout: bool = False  # in training; its masks are kept
 
     @property
     def tokens(self) -> int:
@@ -61,9 +82,24 @@ class Workload:
         return self.precision.bytes
 
     @property
+    def accumulated(self) -> Precision:
+        """The dtype of accumulated gradients."""
+        return self.grad_dtype or self.precision.stored
+
+    @property
+    def travelling(self) -> Precision:
+        """The dtype of gradients in collectives."""
+        return self.reduce_dtype or self.accumulated
+
+    @property
     def grad_bytes(self) -> int:
         """Bytes of one accumulated gradient."""
-        return (self.grad_dtype or self.precision).bytes
+        return self.accumulated.bytes
+
+    @property
+    def reduce_bytes(self) -> int:
+        """Bytes of one gradient in a collective."""
+        return self.travelling.bytes
 
     @property
     def optimizer_bytes(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from autoplan.cli.options import (
@@ -11,6 +13,7 @@ from autoplan.cli.options import (
     cluster_argument,
     model_argument,
     output_options,
+    parse_layers,
     workload_options,
 )
 from autoplan.cli.output import console, output_file
@@ -36,12 +39,12 @@ DEGREE = WholeNumber()
               help="The order of micro-batches in the pipeline.")
 @click.option("--virtual-stages", type=DEGREE, default=1, show_default=True,
               help="Chunks of layers a stage holds, under the schedule interleaved.")
+@click.option("--layers", metavar="N,N,…", help="Equal layers of each stage.  [default: the best cut]")
 @workload_options
 @output_options
 def command(model: str, cluster: str, tp: int, pp: int, dp: int, cp: int, micro_batch_size: int,
             global_batch_size: int, zero: int, recompute: str, sequence_parallel: bool, schedule: str,
-            virtual_stages: int, runtime: str, grad_dtype: str | None, optimizer: str, precision: str | None,
-            seq_len: int | None, as_json: bool, output: str | None) -> int:
+            virtual_stages: int, layers: str | None, as_json: bool, output: str | None, **asked: Any) -> int:
     """Price one configuration of training MODEL on CLUSTER. Exit code 1 where it doesn't fit the memory."""
     with output_file(output) as write:
         from autoplan import search
@@ -50,9 +53,8 @@ def command(model: str, cluster: str, tp: int, pp: int, dp: int, cp: int, micro_
 
         plan = search.estimate(
             load_model(model), load_cluster(cluster), tp=tp, pp=pp, dp=dp, cp=cp, micro_batch_size=micro_batch_size,
-            global_batch_size=global_batch_size, seq_len=seq_len, precision=precision, optimizer=optimizer,
-            grad_dtype=grad_dtype, zero=zero, recompute=recompute, sequence_parallel=sequence_parallel,
-            schedule=schedule, virtual_stages=virtual_stages, runtime=runtime)
+            global_batch_size=global_batch_size, zero=zero, recompute=recompute, sequence_parallel=sequence_parallel,
+            schedule=schedule, virtual_stages=virtual_stages, layers=parse_layers(layers), **asked)
         text = plan.to_json()
         write(text)
     from autoplan.cli.tables import memory_verdict, show_plan

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from autoplan.errors import InputError, nearest
-from autoplan.workload import OPTIMIZER_STATE_BYTES, Precision, Recompute, Schedule
+from autoplan.workload import OPTIMIZER_STATE_BYTES, Attention, Precision, Recompute, Schedule
 
 if TYPE_CHECKING:
     _Whole = click.ParamType[int | None]
@@ -18,13 +18,15 @@ else:  # generic only since click 8.4, and only for type checkers
     _Whole = _Real = click.ParamType
 
 PRECISIONS = tuple(precision.value for precision in Precision)
+GRADIENTS = tuple(precision.value for precision in Precision if precision is precision.stored)
+ATTENTIONS = tuple(attention.value for attention in Attention)
 RECOMPUTES = tuple(recompute.value for recompute in Recompute)
 SCHEDULES = tuple(schedule.value for schedule in Schedule)
 MOST = 10**9
 
 ALIASES = {"mbs": "micro_batch_size", "sp": "sequence_parallel", "vpp": "virtual_stages"}
 FIXABLE = ("tp", "pp", "dp", "cp", "ep", "zero", "micro_batch_size", "num_micro_batches", "recompute",
-           "sequence_parallel", "schedule", "virtual_stages")
+           "sequence_parallel", "schedule", "virtual_stages", "layers")
 _SHORT = {key: alias for alias, key in ALIASES.items()}
 _KEYS = tuple(f"{key} ({_SHORT[key]})" if key in _SHORT else key for key in FIXABLE)  # as errors list them
 _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
@@ -74,10 +76,15 @@ class Real(_Real):
 def workload_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that say what is asked, but for the batch sizes."""
     for option in (
-        click.option("--runtime", default="plain", show_default=True, metavar="NAME",
+        click.option("--target", "--runtime", "runtime", default="plain", show_default=True, metavar="NAME",
                      help="The runtime that will execute the plan: what it overlaps, allows and reserves."),
-        click.option("--grad-dtype", type=click.Choice(PRECISIONS),
-                     help="Of accumulated gradients.  [default: the precision]"),
+        click.option("--dropout", is_flag=True, help="Train with dropout: its masks are kept and applied."),
+        click.option("--attention", type=click.Choice(ATTENTIONS),
+                     help="The kernel of attention.  [default: flash where the device has it]"),
+        click.option("--reduce-dtype", type=click.Choice(GRADIENTS),
+                     help="Of gradients as they travel.  [default: the runtime's, else as they accumulate]"),
+        click.option("--grad-dtype", type=click.Choice(GRADIENTS),
+                     help="Of accumulated gradients.  [default: the runtime's, else the precision]"),
         click.option("--optimizer", type=click.Choice(sorted(OPTIMIZER_STATE_BYTES)), default="adam", show_default=True,
                      help="Its state is priced in time and memory."),
         click.option("--precision", type=click.Choice(PRECISIONS),
@@ -131,6 +138,8 @@ def parse_fixes(items: Iterable[str]) -> dict[str, object]:
 
 def _value(key: str, text: str) -> object:
     """Return the value of a fix. Raises InputError."""
+    if key == "layers":
+        return parse_layers(text)
     if key == "sequence_parallel":
         if text.lower() not in _WORDS:
             raise InputError("not a truth value", where="--fix", key=key, found=text, allowed="true, false")
@@ -140,11 +149,22 @@ def _value(key: str, text: str) -> object:
         if text not in words:
             raise InputError("unknown value", where="--fix", key=key, found=text, allowed=", ".join(words))
         return text
-    kind = WholeNumber(0, 3) if key == "zero" else WholeNumber()
+    return _whole(key, text, 0, 3) if key == "zero" else _whole(key, text)
+
+
+def parse_layers(text: str | None) -> tuple[int, ...] | None:
+    """Return a list of whole numbers. Raises InputError."""
+    return None if text is None else tuple(_whole("layers", one, 0) for one in text.split(","))
+
+
+def _whole(key: str, text: str, least: int = 1, most: int = MOST) -> int:
+    """Return a whole number of a fix. Raises InputError."""
     try:
-        return kind.convert(text, None, None)
+        number = WholeNumber(least, most).convert(text, None, None)
+        assert number is not None
+        return number
     except click.BadParameter as error:
-        raise InputError(error.message, where="--fix", key=key) from None
+        raise InputError(error.message, key=key) from None
 
 
 def reject_conflicts(fixes: dict[str, object], **options: object) -> None:

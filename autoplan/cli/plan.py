@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from autoplan.cli.options import (
@@ -45,8 +47,7 @@ CLUSTER is a name from `autoplan clusters list` or a cluster YAML, each optional
 @output_options
 def command(model: str, cluster: str, global_batch_size: int | None, micro_batch_size: int | None, recompute: str,
             zero: int | None, fixes: tuple[str, ...], top: int, solver: str, time_limit: float | None, gap: float,
-            runtime: str, grad_dtype: str | None, optimizer: str, precision: str | None, seq_len: int | None,
-            as_json: bool, output: str | None) -> int:
+            as_json: bool, output: str | None, **asked: Any) -> int:
     """Search for the fastest plan that trains MODEL on CLUSTER and fits its memory."""
     fixed = parse_fixes(fixes)
     recomputed = None if recompute == "auto" else recompute
@@ -59,10 +60,9 @@ def command(model: str, cluster: str, global_batch_size: int | None, micro_batch
         graph, machines = load_model(model), load_cluster(cluster)
         with progress() as report:
             plan = search.plan(
-                graph, machines, global_batch_size=global_batch_size, seq_len=seq_len, precision=precision,
-                optimizer=optimizer, grad_dtype=grad_dtype, micro_batch_size=micro_batch_size, recompute=recomputed,
-                zero=zero, fix=fixed, top=top, solver=solver, time_limit=time_limit, gap=gap, runtime=runtime,
-                progress=report)
+                graph, machines, global_batch_size=global_batch_size, micro_batch_size=micro_batch_size,
+                recompute=recomputed, zero=zero, fix=fixed, top=top, solver=solver, time_limit=time_limit, gap=gap,
+                progress=report, **asked)
         text = plan.to_json()
         write(text)
     if as_json:

@@ -148,13 +148,13 @@ def memory_verdict(plan: Plan) -> str:
     over = over_capacity(plan)
     if not over:
         return ""
-    worst = max(over, key=lambda stage: stage.memory.total_bytes - stage.memory.capacity_bytes)
+    worst = max(over, key=lambda stage: stage.memory.high_bytes - stage.memory.capacity_bytes)
     memory = worst.memory
     parts = sorted(memory.breakdown, key=lambda item: -item[1])[:2]
     biggest = ", ".join(f"{name} {gib(nbytes)} GiB" for name, nbytes in parts)
     others = f"; {len(over)} of {len(plan.stages)} stages are over" if len(over) > 1 else ""
-    missing = memory.total_bytes - memory.capacity_bytes
-    return (f"doesn't fit: stage {worst.index} needs {gib(memory.total_bytes)} of {gib(memory.capacity_bytes)} GiB: "
+    missing = memory.high_bytes - memory.capacity_bytes
+    return (f"doesn't fit: stage {worst.index} may need {gib(memory.high_bytes)} of {gib(memory.capacity_bytes)} GiB: "
             f"{gib(missing, 1 if missing >= GIB / 10 else 3)} GiB over, mostly {biggest}{others}")
 
 

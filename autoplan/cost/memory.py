@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autoplan.runtimes import Runtime
+from autoplan.runtimes import Reserve, Runtime
 from autoplan.workload import Workload
 
 Array = NDArray[np.float64]
@@ -49,21 +49,26 @@ def communication_bytes(runtime: Runtime) -> float:
 
 def peak_bytes(state: Array | float, saved: Array | float, transient: Array | float, in_flight: Array | float,
                runtime: Runtime) -> Array:
-    """Return a device's peak: state, the activations of all micro-batches in flight, transient bytes, the reserve.
+    """Return the most a device may hold at its peak: what must fit.
 
-    (state + in_flight · saved + transient + communication buffers) · (1 + allocator's slack) + the framework's context.
+    (state + in_flight · saved + transient + communication buffers) · (1 + allocator's slack) + the framework's context,
+    with the high end of the runtime's reserve.
     """
-    allocated = np.asarray(state + in_flight * saved + transient + communication_bytes(runtime))
-    return allocated * (1.0 + runtime.allocator_slack) + runtime.context_bytes
+    return _with(runtime.high, np.asarray(state + in_flight * saved + transient + communication_bytes(runtime)))
+
+
+def _with(reserve: Reserve, allocated: Array) -> Array:
+    return allocated * (1.0 + reserve.allocator_slack) + reserve.context_bytes
 
 
 @dataclass(frozen=True)
 class StageBytes:
-    """Bytes of one device of a stage at its peak, by cause.
+    """Bytes of one device of a stage at its likely peak, by cause.
 
     weights, gradients, optimizer: held always (optimizer: moments and fp32 master copy). activations: saved for the
     backward passes of all micro-batches in flight. transient: alive only while a layer runs. communication: buckets of
-    collectives. reserve: the framework's context and what the allocator loses. total: `peak_bytes` of these.
+    collectives. reserve: the framework's context and what the allocator loses. total: the sum. low, high: what the peak
+    lies between; `high` is `peak_bytes`.
     """
 
     weights: float
@@ -74,19 +79,23 @@ class StageBytes:
     communication: float
     reserve: float
     total: float
+    low: float
+    high: float
 
 
 def itemised(state: StateBytes, saved: float, transient: float, in_flight: float, runtime: Runtime) -> StageBytes:
     """Return what `peak_bytes` adds up, item by item, for one stage: `state`'s arrays hold one element each."""
     weights, gradients, optimizer = (float(held) for held in (state.weights, state.gradients, state.states))
     activations, buckets = in_flight * saved, communication_bytes(runtime)
-    allocated = weights + gradients + optimizer + activations + transient + buckets
+    allocated = np.asarray(weights + gradients + optimizer + activations + transient + buckets)
+    low, likely = (float(_with(reserve, allocated)) for reserve in (runtime.low, runtime.likely))
     return StageBytes(
         weights=weights, gradients=gradients, optimizer=optimizer, activations=activations, transient=transient,
-        communication=buckets, reserve=runtime.context_bytes + runtime.allocator_slack * allocated,
-        total=float(peak_bytes(weights + gradients + optimizer, saved, transient, in_flight, runtime)))
+        communication=buckets, reserve=likely - float(allocated), total=likely, low=low,
+        high=float(peak_bytes(weights + gradients + optimizer, saved, transient, in_flight, runtime)))
 
 
 def usable_bytes(memory_bytes: float, runtime: Runtime) -> float:
-    """Return what a device of `memory_bytes` leaves for state, activations and transient bytes."""
-    return ((memory_bytes - runtime.context_bytes) / (1.0 + runtime.allocator_slack)) - communication_bytes(runtime)
+    """Return what a device of `memory_bytes` surely leaves for state, activations and transient bytes."""
+    return ((memory_bytes - runtime.high.context_bytes) / (1.0 + runtime.high.allocator_slack)
+            - communication_bytes(runtime))

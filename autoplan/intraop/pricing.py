@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from autoplan.cluster import Axis, Mesh
+from autoplan.cluster import Axis, Device, Mesh
 from autoplan.cost.memory import state_bytes, update_bytes
 from autoplan.cost.model import CostModel
 from autoplan.intraop.strategies import REPEATED, Ints, OpStrategies
@@ -21,11 +21,16 @@ from autoplan.model.ops.loss import EXCHANGED_BYTES
 from autoplan.model.ops.work import AttentionCore, Gemm, Kernel, Numerics
 from autoplan.runtimes import Runtime
 from autoplan.sharding import PARTIAL, Collective, conversion_seconds
-from autoplan.workload import Workload
+from autoplan.workload import Attention, Workload
 
 Array = NDArray[np.float64]
 
 STREAM_BYTES = float(2**30)  # a stream long enough for its launch not to count
+
+
+def attention_kernel(workload: Workload, device: Device) -> Attention:
+    """Return the kernel of attention: what is asked, else the fused one where the device has it."""
+    return workload.attention or (Attention.FLASH if device.flash_attention else Attention.FUSED_SOFTMAX)
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,13 @@ class Setting:
     @cached_property
     def numerics(self) -> Numerics:
         """Element size, and whether attention is fused."""
-        return Numerics(self.workload.precision.bytes, self.costs.cluster.device.flash_attention)
+        kernel = attention_kernel(self.workload, self.costs.cluster.device)
+        return Numerics(self.workload.precision.bytes, kernel is Attention.FLASH, self.workload.dropout)
+
+    @property
+    def tensor_ranks(self) -> int:
+        """Devices that share a layer's products where a named recipe runs: the last mesh axis."""
+        return self.mesh.shape[-1]
 
     def sizes(self, op: Op) -> dict[str, int]:
         """Return the size of every loop dim of `op`, unsplit."""
@@ -104,11 +115,12 @@ class Setting:
         """Seconds a byte of a long memory-bound kernel."""
         return float(self.costs.memory_bound(STREAM_BYTES)) / STREAM_BYTES
 
-    def seconds(self, kernel: Kernel, *, backward: bool = False) -> Array:
-        """Return the seconds of a kernel, [K]."""
-        dtype = self.workload.precision.value
+    def seconds(self, kernel: Kernel, *, backward: bool = False, low_precision: bool = True) -> Array:
+        """Return the seconds of a kernel, [K]. low_precision: whether products may run in fp8."""
+        dtype = self.workload.precision.stored.value
         if isinstance(kernel, Gemm):
-            return np.asarray(self.costs.matmul(kernel.m, kernel.n, kernel.k, batch=kernel.batch, dtype=dtype))
+            products = self.workload.precision.value if low_precision else dtype
+            return np.asarray(self.costs.matmul(kernel.m, kernel.n, kernel.k, batch=kernel.batch, dtype=products))
         if isinstance(kernel, AttentionCore):
             return np.asarray(self.costs.attention(
                 batch=kernel.batch, heads=kernel.heads, kv_heads=kernel.kv_heads, q_len=kernel.q_len,
@@ -121,12 +133,15 @@ def op_terms(chosen: OpStrategies, setting: Setting) -> Array:
     """Return the cost vectors [K, NUM_TERMS] of an operator's strategies, without its parameters and operands."""
     work = ops.work(chosen.op, chosen.local, setting.numerics)
     terms = np.zeros((chosen.count, NUM_TERMS))
+    low = bool(chosen.op.attr("low_precision", True))
     for kernel in work.forward:
-        terms[:, Term.FORWARD] += setting.seconds(kernel)
+        terms[:, Term.FORWARD] += setting.seconds(kernel, low_precision=low)
     for kernel in work.backward:
-        terms[:, Term.BACKWARD] += setting.seconds(kernel, backward=True)
+        terms[:, Term.BACKWARD] += setting.seconds(kernel, backward=True, low_precision=low)
     if chosen.op.kind == "attention":
         terms[:, Term.CORE] = terms[:, Term.FORWARD]
+    terms[:, Term.HOST_FORWARD] = setting.runtime.operation_seconds * len(work.forward)
+    terms[:, Term.HOST_BACKWARD] = setting.runtime.operation_seconds * len(work.backward)
     terms[:, Term.SAVED] = work.extra_saved
     terms[:, Term.SCORES] = work.scores
     terms[:, Term.WORKSPACE] = work.workspace
@@ -220,7 +235,7 @@ def param_terms(rows: Stored, zeros: Sequence[int], setting: Setting) -> Array:
     shards = np.where(rows.data, np.array(setting.mesh.shape), 1).prod(axis=1).astype(float)
     zero = np.array(zeros)[:, None]
     held = state_bytes(numel, workload, zero, shards)
-    gradient, weight = numel * workload.grad_bytes, numel * workload.weight_bytes
+    gradient, weight = numel * workload.reduce_bytes, numel * workload.weight_bytes
     all_reduce, reduce_scatter, all_gather = _rates(rows.data, setting)
     once = zero <= 1
     terms[..., Term.WEIGHTS], terms[..., Term.GRADIENTS] = held.weights, held.gradients
@@ -231,8 +246,10 @@ def param_terms(rows: Stored, zeros: Sequence[int], setting: Setting) -> Array:
     terms[..., Term.GATHER_STEP] = np.where((zero == 1) | (zero == 2), weight * all_gather, 0.0)
     terms[..., Term.GATHER] = np.where(zero == 3, 2.0 * weight * all_gather, 0.0)  # forward and backward
     repeated = np.array([setting.copies_rate(int(n)) for n in rows.copies])
-    terms[..., Term.SYNC] += held.gradients / np.where(zero == 1, shards, 1.0) * repeated
-    whole = np.where(zero == 3, weight, 0.0) + np.where(once, 0.0, gradient)
+    scattered = np.where(zero >= 1, shards, 1.0)
+    terms[..., Term.SYNC] += gradient / scattered * repeated
+    whole = (np.where(zero == 3, setting.runtime.gathered_layers * weight, 0.0)
+             + np.where(once, 0.0, numel * workload.grad_bytes))
     terms[..., Term.TRANSIENT] = np.where(shards > 1, whole, 0.0)
     return terms
 

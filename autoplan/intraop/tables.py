@@ -19,6 +19,7 @@ from autoplan.cluster import Axis
 from autoplan.cost.memory import peak_bytes
 from autoplan.intraop import pricing
 from autoplan.intraop.layer_problem import LayerProblem, LayoutNode, Node, ParamNode
+from autoplan.intraop.overlap import evaluate
 from autoplan.intraop.pricing import Setting
 from autoplan.intraop.solve.frontier import frontier
 from autoplan.intraop.solve.pareto import pareto_rows
@@ -32,7 +33,9 @@ Ints = NDArray[np.int64]
 
 # Rows that differ by less than this part of a layer's greatest total are one: far below the error of any price.
 RESOLUTION = 2.0**-16
+TIMES = [Criterion.T_MICRO_BATCH, Criterion.T_STEP]
 FEW = 16  # choices that are listed rather than eliminated
+FEW_OVERLAPPING = 4096  # the same where seconds don't add up, so that elimination only comes near the Pareto set
 
 # Time, state, saved, transient are summed over a layer's nodes, workspace is maxed.
 _TIME_FIRST = np.zeros((len(Criterion), 5))
@@ -91,21 +94,23 @@ def layer_table(problem: LayerProblem, recompute: Recompute, num_micro_batches: 
                 keep: Sequence[str] = ()) -> LayerTable:
     """Return rows that hold a layer's Pareto set, for each residual layout (and each layout of `keep`).
 
-    Up to `FEW` choices are all listed; else the set is found by elimination, up to `RESOLUTION`.
+    Up to `FEW` choices are all listed; else the set is found by elimination, up to `RESOLUTION`. Where the runtime
+    overlaps, up to `FEW_OVERLAPPING` are listed, and elimination takes all seconds as waited for.
 
     in_flight: the least and the most micro-batches in flight that can occur. A row is dropped if another is no worse in
     time (a micro-batch's, plus a step's over the micro-batches), in state + k · saved at both extremes of k (hence at
     all between), in transient bytes and in workspace. keep: parameters whose layout is kept apart too.
     """
-    weights = criteria(recompute)
     sizes = [len(node.terms) for node in problem.nodes]
-    if math.prod(sizes) <= FEW:
+    runtime = problem.setting.runtime
+    if math.prod(sizes) <= (FEW if runtime.linear else FEW_OVERLAPPING):
         choice = np.array(list(np.ndindex(*sizes)), np.int16)
     else:
         choice = _frontier(problem, recompute, num_micro_batches, in_flight, keep)
     terms = np.array([problem.terms(row) for row in choice]).reshape(len(choice), NUM_TERMS)
     allowed = np.isfinite(terms).all(axis=1)
-    return LayerTable(problem, terms[allowed] @ weights, choice[allowed])
+    values = evaluate(terms[allowed], recompute, runtime, problem.setting.tensor_ranks)
+    return LayerTable(problem, values, choice[allowed])
 
 
 def _frontier(problem: LayerProblem, recompute: Recompute, num_micro_batches: int, in_flight: tuple[float, float],
@@ -145,7 +150,8 @@ class StageTable:
     first, layer, last: tables of the first layer of the chain, of the repeated one and of the last one. whole: the last
     layer's where the stage holds the first layer too and shares its storage (tied embeddings); else the same as `last`.
     tied: the `operator.parameter` that first and last layer share, in each. neighbour: the two devices over which a
-    stage sends to the next. sends: sends a boundary per micro-batch and direction (virtual stages).
+    stage sends to the next. num_stages, sends: stages of the pipeline, and sends a boundary per micro-batch and
+    direction (virtual stages).
     """
 
     setting: Setting
@@ -157,6 +163,7 @@ class StageTable:
     whole: LayerTable
     tied: tuple[str, str] | None
     neighbour: Axis
+    num_stages: int = 1
     sends: int = 1
 
     def best(self, *, first: bool, last: bool, layers: Ints, in_flight: Array) -> Best:
@@ -212,9 +219,9 @@ class StageTable:
         for left, right, a, b in zip(parts, parts[1:], index, index[1:], strict=False):
             fixed[:, Criterion.T_MICRO_BATCH] += self.between(left, right)[a, b]
         if not first:
-            fixed[:, Criterion.T_MICRO_BATCH] += self.send(parts[0])[index[0]]
+            fixed[:, TIMES] += self.send(parts[0])[index[0]]
         if not last:
-            fixed[:, Criterion.T_MICRO_BATCH] += self.send(parts[-1])[index[-1]]
+            fixed[:, TIMES] += self.send(parts[-1])[index[-1]]
         if self.tied is not None:
             self._tie(first, last, parts, index, fixed)
         transient = [part.values[rows][:, [Criterion.TRANSIENT, Criterion.WORKSPACE]].sum(axis=1)
@@ -253,13 +260,13 @@ class StageTable:
         kept = undominated(values, keys)
         return [pairs[0, kept], pairs[1, kept]]
 
-    def sent(self, first: bool, last: bool, row: int, layers: int) -> float:
-        """Return the seconds a micro-batch that the stage with combination `row` waits for its neighbours."""
+    def sent(self, first: bool, last: bool, row: int, layers: int) -> Array:
+        """Return the seconds a micro-batch and a step that the stage with combination `row` waits for its neighbours."""
         rows = self.combinations(first, last, layers > 0)
         parts = ((self.first, rows.first), (self.layer, rows.layer), (self.whole if first else self.last, rows.last))
         used = [(table, int(index[row])) for table, index in parts if index[row] >= 0]
-        seconds = 0.0 if first else float(self.send(used[0][0])[used[0][1]])
-        return seconds if last else seconds + float(self.send(used[-1][0])[used[-1][1]])
+        ends = ([] if first else [used[0]]) + ([] if last else [used[-1]])
+        return sum((self.send(table)[row] for table, row in ends), np.zeros(len(TIMES)))
 
     def _residual(self) -> tuple[Operand, tuple[float, ...]]:
         operand = self.layer.problem.layer.input
@@ -277,10 +284,15 @@ class StageTable:
         return result
 
     def send(self, part: LayerTable) -> Array:
-        """Return the seconds a micro-batch that a stage waits for its neighbour: one boundary tensor."""
+        """Return the seconds a micro-batch and a step [R, 2] that a stage waits for one neighbour's tensors.
+
+        Where the runtime sends beside computing, only the first tensor's way through the pipeline is waited for.
+        """
         _, shape = self._residual()
-        nbytes = pricing.local_bytes(part.residual, shape, self.setting)
-        return self.sends * np.asarray(self.setting.costs.p2p(nbytes, self.neighbour))
+        once = np.asarray(self.setting.costs.p2p(pricing.local_bytes(part.residual, shape, self.setting),
+                                                 self.neighbour))
+        hidden = self.setting.runtime.overlap.sends and self.sends > 1
+        return np.outer(once, (0.0, self.num_stages) if hidden else (self.sends, 0.0))
 
     def _tie(self, first: bool, last: bool, parts: list[LayerTable], index: list[Ints], fixed: Array) -> None:
         """Price the sum over both copies of tied embeddings where two stages hold them."""

@@ -35,6 +35,8 @@ class Term(IntEnum):
     BOUNDARY = 16  # the layer's input
     TRANSIENT = 17  # bytes alive while the layer runs; over layers the largest counts
     WORKSPACE = 18  # bytes alive while the operator runs; over operators the largest counts
+    HOST_FORWARD = 19  # seconds a micro-batch that the host needs to launch the forward pass; the backward pass
+    HOST_BACKWARD = 20
 
 
 NUM_TERMS = len(Term)

@@ -24,7 +24,7 @@ def problems(plan: Plan) -> list[str]:
 
 def over_capacity(plan: Plan) -> list[Stage]:
     """Return the stages that need more memory than their devices have."""
-    return [stage for stage in plan.stages if stage.memory.total_bytes > stage.memory.capacity_bytes]
+    return [stage for stage in plan.stages if stage.memory.high_bytes > stage.memory.capacity_bytes]
 
 
 def by_class(shardings: Mapping[str, Sharding]) -> dict[str, dict[str, Sharding]]:
@@ -170,8 +170,11 @@ def _memory(plan: Plan) -> Iterator[str]:
         parts = sum(memory.breakdown.model_dump().values())
         if parts != memory.total_bytes:
             yield f"{path}.breakdown: adds up to {parts} bytes, but total_bytes is {memory.total_bytes}"
-        if memory.total_bytes > memory.capacity_bytes:
-            yield (f"{path}.total_bytes: {memory.total_bytes} bytes don't fit into capacity_bytes, "
+        if not memory.low_bytes <= memory.total_bytes <= memory.high_bytes:
+            yield (f"{path}.total_bytes: {memory.total_bytes} is not between low_bytes, {memory.low_bytes}, and "
+                   f"high_bytes, {memory.high_bytes}")
+        if memory.high_bytes > memory.capacity_bytes:
+            yield (f"{path}.high_bytes: {memory.high_bytes} bytes don't fit into capacity_bytes, "
                    f"{memory.capacity_bytes}")
         if memory.capacity_bytes > plan.cluster.device_memory_bytes:
             yield (f"{path}.capacity_bytes: {memory.capacity_bytes} is more than cluster.device_memory_bytes, "

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autoplan.errors import InputError
-from autoplan.workload import Precision, Recompute, Schedule
+from autoplan.workload import Attention, Precision, Recompute, Schedule
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -68,6 +68,9 @@ class WorkloadInfo(_Part):
     precision: Precision
     optimizer: str
     grad_dtype: Precision
+    reduce_dtype: Precision
+    attention: Attention
+    dropout: bool
 
 
 class StageParallelism(_Part):
@@ -108,12 +111,14 @@ class Parallelism(_Part):
 class StageBreakdown(_Part):
     """Seconds of one iteration that a stage's devices are busy.
 
-    They add up to `micro_batch_s` · num_micro_batches + `step_s` of the stage.
+    They add up to `micro_batch_s` · num_micro_batches + `step_s` of the stage. Of collectives, what is waited for.
+    launch_s: what the device waits for the host to launch kernels.
     """
 
     forward_s: Seconds
     backward_s: Seconds
     recompute_s: Seconds
+    launch_s: Seconds
     layout_conversion_s: Seconds
     parameter_gather_s: Seconds
     p2p_s: Seconds
@@ -127,6 +132,7 @@ class Breakdown(_Part):
     forward_s: Seconds
     backward_s: Seconds
     recompute_s: Seconds
+    launch_s: Seconds
     layout_conversion_s: Seconds
     parameter_gather_s: Seconds
     p2p_s: Seconds
@@ -209,9 +215,15 @@ class MemoryBreakdown(_Part):
 
 
 class StageMemory(_Part):
-    """Bytes of one device of the stage at its peak. `in_flight`: micro-batches whose activations are kept."""
+    """Bytes of one device of the stage at its peak. `in_flight`: micro-batches whose activations are kept.
+
+    total_bytes: the likely peak, of which `breakdown` is the sum; low_bytes, high_bytes: what it lies between, as the
+    runtime's reserve is not known better. It fits if high_bytes ≤ capacity_bytes.
+    """
 
     total_bytes: Bytes
+    low_bytes: Bytes
+    high_bytes: Bytes
     capacity_bytes: Bytes
     in_flight: Annotated[float, Field(ge=0)]
     breakdown: MemoryBreakdown

@@ -4,24 +4,67 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from autoplan.errors import InputError, nearest
 from autoplan.specs import read_yaml
-from autoplan.workload import Schedule
+from autoplan.workload import Precision, Schedule
 
 FOLDER = Path(__file__).parent
+
+
+class TensorOverlap(StrEnum):
+    """Which collectives of tensor parallelism run beside matrix products: none; in the backward pass those beside the
+    weight gradient; all but the first chunk of each, products and collectives being cut into a chunk a rank."""
+
+    NONE = "none"
+    BACKWARD = "backward"
+    CHUNKED = "chunked"
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """What runs beside computing instead of after it.
+
+    gradients: reductions, beside the backward pass that makes them. parameters: gathers, beside the forward pass
+    (ZeRO-1, ZeRO-2) or the layer before (ZeRO-3). tensor: see `TensorOverlap`. sends: those between the stages of an
+    interleaved pipeline. slowdown: seconds that computing loses for each second of a collective that runs beside it.
+    """
+
+    gradients: bool
+    parameters: bool
+    tensor: TensorOverlap
+    sends: bool
+    slowdown: float
+
+    @property
+    def nothing(self) -> bool:
+        """Whether everything is waited for."""
+        return not (self.gradients or self.parameters or self.tensor is not TensorOverlap.NONE or self.sends)
+
+
+@dataclass(frozen=True)
+class Reserve:
+    """Memory a device loses to the framework: a constant, and a fraction of all that is allocated."""
+
+    context_bytes: int
+    allocator_slack: float
 
 
 @dataclass(frozen=True)
 class Runtime:
     """A runtime's rules.
 
-    bucket_bytes: gradients and parameters travel in buckets of this size. context_bytes, allocator_slack: memory a
-    device loses to the framework: a constant, and a fraction of all that is allocated. roles: what a mesh axis may do,
-    role → loop dims in order of preference. free_splits: operator kind → loop dims that may be
-    split where no role is fixed (all legal ones for a kind that isn't named).
+    bucket_bytes: gradients and parameters travel in buckets of this size. low, likely, high: the memory reserve; a plan
+    fits if it does with the high one. gathered_layers: layers whose parameters are whole at once under ZeRO-3.
+    operation_seconds: the host's time to launch one operator's kernels, one way. grad_dtype, reduce_dtype: of gradients
+    as they accumulate and as they travel, unless the workload says (None: as the weights). zero, pipeline_zero: ZeRO
+    stages it offers, without and with pipeline stages. free: whether it runs any sharding, not only named recipes.
+    roles: what a mesh axis may do, role → loop dims in order of preference. free_splits: operator kind → loop dims that
+    may be split where no role is fixed (all legal ones for a kind that isn't named).
     """
 
     name: str
@@ -29,13 +72,27 @@ class Runtime:
     source: str
     schedules: tuple[Schedule, ...]
     bucket_bytes: int
-    context_bytes: int
-    allocator_slack: float
+    low: Reserve
+    likely: Reserve
+    high: Reserve
+    gathered_layers: int
+    overlap: Overlap
+    operation_seconds: float
+    grad_dtype: Precision | None
+    reduce_dtype: Precision | None
+    zero: tuple[int, ...]
+    pipeline_zero: tuple[int, ...]
+    free: bool
     roles: Mapping[str, tuple[str, ...]]
     free_splits: Mapping[str, tuple[str, ...]]
 
     def __hash__(self) -> int:
         return hash((self.name, self.version))
+
+    @property
+    def linear(self) -> bool:
+        """Whether the seconds of a layer are the sum of its operators' seconds: nothing overlaps."""
+        return self.overlap.nothing and self.operation_seconds == 0.0
 
 
 def names() -> tuple[str, ...]:
@@ -45,21 +102,36 @@ def names() -> tuple[str, ...]:
 
 @cache
 def load(name: str) -> Runtime:
-    """Return the runtime `name`. Raises InputError when there is none."""
+    """Return the runtime `name`. Raises InputError when there is none.
+
+    A file says only what differs from `plain`.
+    """
     if name not in names():
         hint = nearest(str(name), names())
         allowed = ", ".join(names()) + (f"; {hint}" if hint else "")
         raise InputError(f"unknown runtime {name!r}", key="runtime", allowed=allowed)
-    data = read_yaml(FOLDER / f"{name}.yaml")
-    assert isinstance(data, dict)
+    data = {**_read("plain"), **_read(name)}
+    reserves = zip(data["memory"]["context_gib"], data["memory"]["allocator_slack"], strict=True)
+    low, likely, high = (Reserve(int(context * 2**30), float(slack)) for context, slack in reserves)
+    overlap = data["overlap"]
+    dtypes = (data[key] and Precision(data[key]) for key in ("grad_dtype", "reduce_dtype"))
+    grad_dtype, reduce_dtype = dtypes
     return Runtime(
-        name=data["name"],
-        version=data["version"],
-        source=data["source"],
+        name=data["name"], version=data["version"], source=data["source"],
         schedules=tuple(Schedule(value) for value in data["schedules"]),
-        bucket_bytes=int(data["bucket_bytes"]),
-        context_bytes=int(data["memory"]["context_gib"] * 2**30),
-        allocator_slack=float(data["memory"]["allocator_slack"]),
+        bucket_bytes=int(data["bucket_bytes"]), low=low, likely=likely, high=high,
+        gathered_layers=int(data["memory"]["gathered_layers"]),
+        overlap=Overlap(gradients=overlap["gradients"], parameters=overlap["parameters"],
+                        tensor=TensorOverlap(overlap["tensor"]), sends=overlap["sends"],
+                        slowdown=float(overlap["slowdown"])),
+        operation_seconds=float(data["operation_us"]) * 1e-6, grad_dtype=grad_dtype, reduce_dtype=reduce_dtype,
+        zero=tuple(data["zero"]), pipeline_zero=tuple(data["pipeline_zero"]), free=bool(data["free"]),
         roles={role: tuple(dims) for role, dims in data["roles"].items()},
         free_splits={kind: tuple(dims) for kind, dims in data["free_splits"].items()},
     )
+
+
+def _read(name: str) -> dict[str, Any]:
+    data = read_yaml(FOLDER / f"{name}.yaml")
+    assert isinstance(data, dict)
+    return data

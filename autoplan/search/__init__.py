@@ -7,7 +7,7 @@ estimate: the same path with every degree pinned.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from autoplan.cluster import Cluster
@@ -17,6 +17,7 @@ from autoplan.errors import InputError
 from autoplan.model import load as load_model
 from autoplan.model.graph import ModelGraph
 from autoplan.plan.schema import Plan, SearchInfo, Timing
+from autoplan.runtimes import Runtime
 from autoplan.runtimes import load as load_runtime
 from autoplan.search.assemble import plan_of
 from autoplan.search.diagnose import changes, no_plan
@@ -32,7 +33,8 @@ __all__ = ["estimate", "plan"]
 
 def plan(model: ModelGraph | str, cluster: Cluster | str, *, global_batch_size: int | None = None,
          seq_len: int | None = None, precision: str | None = None, optimizer: str = "adam",
-         grad_dtype: str | None = None,
+         grad_dtype: str | None = None, reduce_dtype: str | None = None, attention: str | None = None,
+         dropout: bool = False,
          micro_batch_size: int | None = None, recompute: str | None = None, zero: int | None = None,
          fix: Mapping[str, object] | None = None, top: int = 5, solver: str = "auto", time_limit: float | None = None,
          gap: float = 0.05, runtime: str = "plain", progress: Progress | None = None) -> Plan:
@@ -40,8 +42,10 @@ def plan(model: ModelGraph | str, cluster: Cluster | str, *, global_batch_size: 
 
     model, cluster: loaded, or what `load_model` and `load_cluster` take.
     global_batch_size, seq_len, precision: None takes the model's and the device's defaults, and a note says so.
+    grad_dtype, reduce_dtype: of gradients as they accumulate and as they travel; None takes the runtime's. attention:
+    flash, fused_softmax or unfused; None takes the fastest the device has. dropout: masks are kept and applied.
     micro_batch_size, recompute, zero, fix: what is not left to the search (`fix`: tp, pp, dp, cp, zero,
-    micro_batch_size, num_micro_batches, recompute, sequence_parallel, schedule, virtual_stages). top: plans ranked.
+    micro_batch_size, num_micro_batches, recompute, sequence_parallel, schedule, virtual_stages, layers). top: plans ranked.
     solver: `auto`, `highs` or `pulp:NAME`. time_limit: seconds after which the best found is returned with its gap.
     gap: a plan proven to be within this fraction of the fastest is good enough; plans that a runtime has a name for are
     tried first. Raises InputError for bad input, NoPlanError with a diagnosis where nothing fits.
@@ -50,12 +54,14 @@ def plan(model: ModelGraph | str, cluster: Cluster | str, *, global_batch_size: 
     model, cluster = _loaded(model, cluster)
     check_limits(top, gap, time_limit)
     limits = Limits(top, gap, time.monotonic() + time_limit if time_limit is not None else float("inf"))
+    rules = load_runtime(runtime)
     asked = workload_of(model, cluster, global_batch_size=global_batch_size, seq_len=seq_len, precision=precision,
-                        optimizer=optimizer, grad_dtype=grad_dtype)
+                        optimizer=optimizer, grad_dtype=grad_dtype, reduce_dtype=reduce_dtype, attention=attention,
+                        dropout=dropout, runtime=rules)
     given: dict[str, object] = {"micro_batch_size": micro_batch_size, "recompute": recompute, "zero": zero}
     pins = pins_of(merged(fix, given))
-    check_solver(solver)
-    pricer = _pricer(model, cluster, asked.workload, runtime, pins, solver)
+    check_solver(solver, rules)
+    pricer = _pricer(model, cluster, asked.workload, rules, pins, solver)
     outcome = search(pricer, pins, limits, progress)
     if outcome.best is None:
         raise no_plan(pricer, pins, timed_out=outcome.timed_out)
@@ -67,22 +73,26 @@ def plan(model: ModelGraph | str, cluster: Cluster | str, *, global_batch_size: 
 
 def estimate(model: ModelGraph | str, cluster: Cluster | str, *, tp: int = 1, pp: int = 1, dp: int = 1, cp: int = 1,
              micro_batch_size: int, global_batch_size: int, seq_len: int | None = None, precision: str | None = None,
-             optimizer: str = "adam", grad_dtype: str | None = None, zero: int = 0, recompute: str = "none",
+             optimizer: str = "adam", grad_dtype: str | None = None, reduce_dtype: str | None = None,
+             attention: str | None = None, dropout: bool = False, zero: int = 0, recompute: str = "none",
              sequence_parallel: bool = False, schedule: str = "1f1b", virtual_stages: int = 1,
+             layers: Sequence[int] | None = None,
              runtime: str = "plain") -> Plan:
     """Return what one configuration costs, as a plan; it may need more memory than a device has.
 
-    Layers are cut into stages as well as they can be under the memory. Raises InputError for a configuration that
+    layers: the equal layers of each stage; None cuts them as well as they can be under the memory. Raises InputError for a configuration that
     can't be run: degrees that don't make up the cluster, or that don't divide the model or the batch.
     """
     begin = time.perf_counter()
     model, cluster = _loaded(model, cluster)
+    rules = load_runtime(runtime)
     asked = workload_of(model, cluster, global_batch_size=global_batch_size, seq_len=seq_len, precision=precision,
-                        optimizer=optimizer, grad_dtype=grad_dtype)
+                        optimizer=optimizer, grad_dtype=grad_dtype, reduce_dtype=reduce_dtype, attention=attention,
+                        dropout=dropout, runtime=rules)
     pins = all_pins({"tp": tp, "pp": pp, "dp": dp, "cp": cp, "micro_batch_size": micro_batch_size, "zero": zero,
                      "recompute": recompute, "sequence_parallel": sequence_parallel if tp != 1 else False,
-                     "schedule": schedule, "virtual_stages": virtual_stages})
-    pricer = _pricer(model, cluster, asked.workload, runtime, pins, "auto")
+                     "schedule": schedule, "virtual_stages": virtual_stages, "layers": layers})
+    pricer = _pricer(model, cluster, asked.workload, rules, pins, "auto")
     solution = _price(pricer, pins)
     notes = list(asked.notes)
     if sequence_parallel and tp == 1:
@@ -100,8 +110,8 @@ def _loaded(model: ModelGraph | str, cluster: Cluster | str) -> tuple[ModelGraph
             cluster if isinstance(cluster, Cluster) else load_cluster(cluster))
 
 
-def _pricer(model: ModelGraph, cluster: Cluster, workload: Workload, runtime: str, pins: Pins, solver: str) -> Pricer:
-    rules = load_runtime(runtime)
+def _pricer(model: ModelGraph, cluster: Cluster, workload: Workload, rules: Runtime, pins: Pins,
+            solver: str) -> Pricer:
     chained = chain(model)
     check_pins(pins, chained, cluster, workload, rules)
     return Pricer(chained, cluster, CostModel(cluster, rules), rules, workload, solver)

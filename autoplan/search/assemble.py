@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -12,6 +13,7 @@ from autoplan.cluster import Cluster
 from autoplan.cost.memory import StateBytes, itemised
 from autoplan.cost.schedules import pipeline_time
 from autoplan.intraop.layer_problem import LayerProblem, ParamNode
+from autoplan.intraop.overlap import Passes, passes
 from autoplan.intraop.strategies import OpStrategies
 from autoplan.intraop.terms import NUM_TERMS, Criterion, Term, criteria
 from autoplan.model.facts import forward_flops_per_token, parameters, unmasked_flops_per_token
@@ -24,6 +26,8 @@ from autoplan.version import __version__
 from autoplan.workload import Recompute
 
 Array = NDArray[np.float64]
+
+HOST_WAITS = ((Term.HOST_FORWARD, Term.FORWARD), (Term.HOST_BACKWARD, Term.BACKWARD))
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,8 @@ def plan_of(pricer: Pricer, solution: Solution, *, search: schema.SearchInfo, ti
             device_memory_bytes=cluster.device.memory_bytes),
         workload=schema.WorkloadInfo(
             global_batch_size=workload.global_batch_size, seq_len=workload.seq_len, precision=workload.precision,
-            optimizer=workload.optimizer, grad_dtype=workload.grad_dtype or workload.precision),
+            optimizer=workload.optimizer, grad_dtype=workload.accumulated, reduce_dtype=workload.travelling,
+            attention=pricer.attention, dropout=workload.dropout),
         runtime=pricer.runtime.name,
         parallelism=_parallelism(solution, stages),
         predicted=_predicted(pricer, solution, stages),
@@ -152,30 +157,41 @@ def stage_terms(stage: StageSolution) -> Array:
 
 
 def stage_seconds(stage: StageSolution, virtual_stages: int) -> StageSeconds:
-    """Return a stage's seconds by cause; what its layers' terms don't hold is sends, and seams between layers."""
-    terms = stage_terms(stage)
-    recomputed = {Recompute.NONE: 0.0, Recompute.SELECTIVE: terms[Term.CORE], Recompute.FULL: terms[Term.FORWARD]}
-    weights = criteria(stage.recompute)
-    conversions = [Term.CONVERT_FORWARD, Term.CONVERT_BACKWARD, Term.REGATHER]
-    converted = float(terms[conversions] @ weights[conversions, Criterion.T_MICRO_BATCH])
-    sent = stage.table.sent(stage.first, stage.last, stage.row, stage.layers)
-    layers = float(terms @ weights[:, Criterion.T_MICRO_BATCH])
-    seams = _beyond_rounding(stage.time - layers - sent, stage.time)
-    tied = _beyond_rounding(stage.step - float(terms @ weights[:, Criterion.T_STEP]), stage.step)
+    """Return a stage's seconds by cause, of collectives what is waited for.
+
+    Conversions are what the passes take beyond kernels and their launches; what the layers don't hold is sends, seams
+    between layers, and the sum over both copies of tied embeddings.
+    """
+    terms, spent, launch = np.zeros(NUM_TERMS), Passes(*np.zeros(6)), 0.0
+    for table, row in used_tables(stage):
+        times = stage.layers if table is stage.table.layer else 1
+        layer = table.problem.terms(table.choice[row])
+        setting = table.problem.setting
+        terms += times * layer
+        spent += times * passes(layer, stage.recompute, setting.runtime, setting.tensor_ranks)
+        waits = [max(0.0, layer[host] - layer[device]) for host, device in HOST_WAITS]
+        launch += times * (sum(waits) + (waits[0] if stage.recompute is Recompute.FULL else 0.0))
+    again = {Recompute.NONE: 0.0, Recompute.SELECTIVE: terms[Term.CORE], Recompute.FULL: terms[Term.FORWARD]}
+    kernels = float(terms[Term.FORWARD] + terms[Term.BACKWARD] + again[stage.recompute])
+    sent, sent_once = stage.table.sent(stage.first, stage.last, stage.row, stage.layers)
+    rest = stage.time - kernels - launch - sent - float(spent.gather + spent.reduce)
+    layers_step = float(spent.sync + spent.gather_step + terms[Term.OPTIMIZER]) + sent_once
     return StageSeconds(
         micro_batch={
             "forward_s": float(terms[Term.FORWARD]),
             "backward_s": float(terms[Term.BACKWARD]),
-            "recompute_s": float(recomputed[stage.recompute]),
-            "layout_conversion_s": converted + seams,
-            "parameter_gather_s": float(terms[Term.GATHER]),
-            "gradient_sync_s": float(terms[Term.REDUCE]),
-            "p2p_s": sent,
+            "recompute_s": float(again[stage.recompute]),
+            "launch_s": launch,
+            "layout_conversion_s": _beyond_rounding(rest, stage.time),
+            "parameter_gather_s": float(spent.gather),
+            "gradient_sync_s": float(spent.reduce),
+            "p2p_s": float(sent),
         },
         step={
-            "gradient_sync_s": float(terms[Term.SYNC]) + tied,
+            "gradient_sync_s": float(spent.sync) + _beyond_rounding(stage.step - layers_step, stage.step),
             "optimizer_s": float(terms[Term.OPTIMIZER]),
-            "parameter_gather_s": float(terms[Term.GATHER_STEP]),
+            "parameter_gather_s": float(spent.gather_step),
+            "p2p_s": float(sent_once),
         },
     )
 
@@ -196,7 +212,8 @@ def memory_of(stage: StageSolution) -> schema.StageMemory:
     held = asdict(itemised(state, saved, transient, stage.in_flight, setting.runtime))
     counted = {key: int(held[key]) for key in schema.MemoryBreakdown.model_fields}
     return schema.StageMemory(
-        total_bytes=sum(counted.values()), capacity_bytes=setting.costs.cluster.device.memory_bytes,
+        total_bytes=sum(counted.values()), low_bytes=int(held["low"]), high_bytes=math.ceil(held["high"]),
+        capacity_bytes=setting.costs.cluster.device.memory_bytes,
         in_flight=stage.in_flight, breakdown=schema.MemoryBreakdown(**counted))
 
 

@@ -33,7 +33,7 @@ def no_plan(pricer: Pricer, pins: Pins, *, timed_out: bool) -> NoPlanError:
     solution, zero = nearest
     stage = max(solution.stages, key=lambda one: one.memory)
     held = memory_of(stage)
-    over = (held.total_bytes - held.capacity_bytes) / GIB
+    over = (held.high_bytes - held.capacity_bytes) / GIB
     parts = sorted(held.breakdown.model_dump().items(), key=lambda item: -item[1])
     filled = ", ".join(f"{name} {value / GIB:.1f} GiB" for name, value in parts if value > 0)
     change = next(changes(pricer, pins), None)
@@ -42,12 +42,12 @@ def no_plan(pricer: Pricer, pins: Pins, *, timed_out: bool) -> NoPlanError:
     index = solution.stages.index(stage)
     message = (
         f"nothing fits: the configuration that needs least memory ({_describe(stage, solution, zero)}) needs "
-        f"{held.total_bytes / GIB:.1f} GiB of {held.capacity_bytes / GIB:.1f} GiB on stage {index} "
+        f"{held.high_bytes / GIB:.1f} GiB of {held.capacity_bytes / GIB:.1f} GiB on stage {index} "
         f"(layers {stage.chunks[0][0]}–{stage.chunks[-1][1]}), {over:.1f} GiB over; it holds {filled}; {advice}")
     return NoPlanError(message, {
         "reason": "memory", "stage": index, "layers": [list(chunk) for chunk in stage.chunks],
-        "needed_bytes": held.total_bytes, "capacity_bytes": held.capacity_bytes,
-        "over_bytes": held.total_bytes - held.capacity_bytes, "breakdown": held.breakdown.model_dump(),
+        "needed_bytes": held.high_bytes, "capacity_bytes": held.capacity_bytes,
+        "over_bytes": held.high_bytes - held.capacity_bytes, "breakdown": held.breakdown.model_dump(),
         "nearest_change": change, "timed_out": timed_out})
 
 
@@ -66,7 +66,7 @@ def _nearest(pricer: Pricer, pins: Pins) -> tuple[Solution, int] | None:
         if not smallest and best is not None:
             continue
         recompute = policies(pricer, pins.recompute)[-1]
-        zero = zero_stages(candidate, pins.zero)[-1]
+        zero = zero_stages(pricer, candidate, pins.zero)[-1]
         found = fallback(pricer, candidate, recompute, zero)
         if found is None:
             continue

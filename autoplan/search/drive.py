@@ -15,7 +15,7 @@ from autoplan.search import free, probe, unequal
 from autoplan.search.pricer import ZERO_STAGES, Pricer
 from autoplan.search.solve import Solution, Variant, solve
 from autoplan.search.space import Candidate, Pins, candidates
-from autoplan.workload import Recompute, Schedule
+from autoplan.workload import Attention, Recompute, Schedule
 
 UNEQUAL_GAP = 0.002  # limits of the slowest stage are thinned so far; the bound says what is left
 
@@ -78,17 +78,19 @@ def policies(pricer: Pricer, pinned: Recompute | None) -> tuple[Recompute, ...]:
     """Return the recompute policies worth pricing: with fused attention, selective keeps no less than none."""
     if pinned is not None:
         return (pinned,)
-    if pricer.costs.cluster.device.flash_attention:
+    if pricer.attention is Attention.FLASH:
         return (Recompute.NONE, Recompute.FULL)
     return tuple(Recompute)
 
 
-def zero_stages(candidate: Candidate, pinned: int | None) -> tuple[int, ...]:
-    """Return the ZeRO stages worth pricing: all are the same where nothing is data parallel."""
+def zero_stages(pricer: Pricer, candidate: Candidate, pinned: int | None) -> tuple[int, ...]:
+    """Return the ZeRO stages worth pricing, of those the runtime offers: all are the same where nothing is data
+    parallel."""
     if pinned is not None:
         return (pinned,)
     replicas = candidate.mesh.shape[:-1] if candidate.roles is not None else candidate.mesh.shape
-    return ZERO_STAGES if any(size > 1 for size in replicas) else (0,)
+    offered = pricer.runtime.zero if candidate.num_stages == 1 else pricer.runtime.pipeline_zero
+    return offered if any(size > 1 for size in replicas) else (0,)
 
 
 def search(pricer: Pricer, pins: Pins, limits: Limits, progress: Progress | None = None, *,
@@ -104,10 +106,11 @@ def search(pricer: Pricer, pins: Pins, limits: Limits, progress: Progress | None
     with outcome.phase("recipes"):
         variants = _bound(pricer, named, pins, limits, outcome, tell)
         _solve(pricer, variants, limits, outcome, tell, "solving recipes")
-    if not pins.fixes_roles and not recipes_only:
+    if pricer.runtime.free and not pins.fixes_roles and not recipes_only:
         with outcome.phase("shardings"):
             _search_free(pricer, pins, limits, outcome, tell)
-        if pins.schedule in (None, Schedule.ONE_F_ONE_B) and pins.virtual_stages in (None, 1):
+        plain = pins.schedule in (None, Schedule.ONE_F_ONE_B) and pins.virtual_stages in (None, 1)
+        if plain and pins.layers is None:
             with outcome.phase("unequal submeshes"):
                 _search_unequal(pricer, pins, limits, outcome, tell)
     if outcome.best is not None:
@@ -119,7 +122,7 @@ def _bound(pricer: Pricer, named: Sequence[Candidate], pins: Pins, limits: Limit
            tell: Progress) -> list[Variant]:
     variants: list[Variant] = []
     for done, candidate in enumerate(named, 1):
-        stages = zero_stages(candidate, pins.zero)
+        stages = zero_stages(pricer, candidate, pins.zero)
         kinds = policies(pricer, pins.recompute)
         outcome.candidates += len(stages) * len(kinds)
         bounded = probe.bounds(pricer, candidate, kinds, stages)
@@ -173,7 +176,7 @@ def _search_free(pricer: Pricer, pins: Pins, limits: Limits, outcome: Outcome, t
     variants: list[Variant] = []
     for done, candidate in enumerate(everything, 1):
         tell("bounding shardings", done, len(everything))
-        stages, kinds = zero_stages(candidate, pins.zero), policies(pricer, pins.recompute)
+        stages, kinds = zero_stages(pricer, candidate, pins.zero), policies(pricer, pins.recompute)
         outcome.candidates += len(stages) * len(kinds)
         bound = free.arithmetic_bound(pricer, candidate)
         late = limits.over

@@ -8,13 +8,13 @@ from autoplan.cluster import Axis, Cluster, Mesh
 from autoplan.cost.model import CostModel
 from autoplan.cost.schedules import in_flight
 from autoplan.intraop.layer_problem import LayerProblem, layer_problem
-from autoplan.intraop.pricing import Setting
+from autoplan.intraop.pricing import Setting, attention_kernel
 from autoplan.intraop.tables import LayerTable, StageTable, layer_table, restrict
 from autoplan.intraop.unrolled import Query, solved
 from autoplan.model.graph import LayerClass
 from autoplan.runtimes import Runtime
 from autoplan.search.space import Candidate, Chain
-from autoplan.workload import Recompute, Workload
+from autoplan.workload import Attention, Recompute, Workload
 
 ZERO_STAGES = (0, 1, 2, 3)
 
@@ -51,6 +51,11 @@ class Pricer:
     _problems: dict[object, Problems | None] = field(default_factory=dict)
     _tables: dict[object, LayerTable] = field(default_factory=dict)
     kept: dict[object, object] = field(default_factory=dict)  # what bounds have computed
+
+    @property
+    def attention(self) -> Attention:
+        """The kernel of attention."""
+        return attention_kernel(self.workload, self.cluster.device)
 
     def problems(self, mesh: Mesh, micro_batch: int, roles: tuple[str, ...] | None) -> Problems | None:
         """Return the problems of all classes, with every ZeRO stage; None where the roles don't divide the model."""
@@ -115,7 +120,7 @@ class Pricer:
         alone = candidate.num_stages == 1
         whole = table(self.tail(problems, candidate), tied and tied[1]) if alone else last
         found = StageTable(problems.layer.setting, recompute, m, first, layer, last, whole, tied, neighbour,
-                           candidate.virtual_stages)
+                           candidate.num_stages, candidate.virtual_stages)
         return found if self.solver == "auto" else self._by_solver(found, candidate)
 
     def _by_solver(self, table: StageTable, candidate: Candidate) -> StageTable:

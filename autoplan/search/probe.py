@@ -17,8 +17,9 @@ from autoplan.cluster import mesh
 from autoplan.cost.memory import usable_bytes
 from autoplan.cost.schedules import in_flight
 from autoplan.intraop.layer_problem import LayerProblem, LayoutNode, ParamNode
+from autoplan.intraop.overlap import evaluate
 from autoplan.intraop.pricing import Setting
-from autoplan.intraop.terms import NUM_TERMS, Criterion, Term, criteria
+from autoplan.intraop.terms import NUM_TERMS, Criterion, Term
 from autoplan.search.bounds import UniformStages, interleaved_objective, objective
 from autoplan.search.pricer import Pricer
 from autoplan.search.solve import Variant, neighbour
@@ -31,13 +32,16 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Probe:
-    """Of the first, the repeated and the last layer: summed terms [3, NUM_TERMS], each the least it can be, and the
-    bytes of weights and of gradients [3] that are synchronised over the data axes alone. boundary: bytes sent."""
+    """Of the first, the repeated and the last layer: summed terms [3, NUM_TERMS], each the least it can be (most: the
+    most), and the bytes of weights and of gradients [3] that are synchronised over the data axes alone. boundary: bytes
+    sent. ranks: devices that share a layer's products."""
 
     terms: Array
+    most: Array
     weights: Array
     gradients: Array
     boundary: float
+    ranks: int
 
 
 def probe(pricer: Pricer, candidate: Candidate) -> Probe | None:
@@ -55,7 +59,7 @@ def probe(pricer: Pricer, candidate: Candidate) -> Probe | None:
 
 
 def _probe(problems: Sequence[LayerProblem]) -> Probe:
-    terms = np.zeros((3, NUM_TERMS))
+    terms, most = np.zeros((2, 3, NUM_TERMS))
     weights, gradients = np.zeros(3), np.zeros(3)
     for index, problem in enumerate(problems):
         for node in problem.nodes:
@@ -68,12 +72,15 @@ def _probe(problems: Sequence[LayerProblem]) -> Probe:
                 terms[index, keep] += least[keep]
             else:
                 terms[index] += node.terms.min(axis=0)
+                most[index] += node.terms.max(axis=0)
         for edge in problem.edges:
-            terms[index, Term.CONVERT_FORWARD] += edge.forward.min()
-            terms[index, Term.CONVERT_BACKWARD] += edge.backward.min()
+            for total, edge_of in ((terms, np.min), (most, np.max)):
+                total[index, Term.CONVERT_FORWARD] += edge_of(edge.forward[np.isfinite(edge.forward)])
+                total[index, Term.CONVERT_BACKWARD] += edge_of(edge.backward[np.isfinite(edge.forward)])
     layer = problems[1]
     assert layer.input is not None and isinstance(layer.nodes[layer.input].content, LayoutNode)
-    return Probe(terms, weights, gradients, float(layer.nodes[layer.input].terms[:, Term.BOUNDARY].min()))
+    boundary = float(layer.nodes[layer.input].terms[:, Term.BOUNDARY].min())
+    return Probe(terms, most, weights, gradients, boundary, layer.setting.tensor_ranks)
 
 
 def bounds(pricer: Pricer, candidate: Candidate, policies: Sequence[Recompute], zeros: Sequence[int]) -> list[Variant]:
@@ -112,24 +119,31 @@ def layer_bounds(pricer: Pricer, candidate: Candidate, found: Probe,
                  variants: Sequence[tuple[Recompute, int]]) -> LayerBounds:
     """Return a probe's bounds with what data parallelism adds to them."""
     dp = candidate.mesh.shape[0]
-    values = np.array([found.terms @ criteria(recompute) for recompute, _ in variants])  # [V, 3, 6]
     zero = np.array([z for _, z in variants])[:, None]
     split = [np.where(zero >= stage, float(dp), 1.0) for stage in (1, 2, 3)]
-    terms = found.terms[None]
-    state = (terms[..., Term.WEIGHTS] / split[2] + terms[..., Term.GRADIENTS] / split[1]
-             + terms[..., Term.STATES] / split[0])
-    time = values[..., Criterion.T_MICRO_BATCH].copy()
-    step = terms[..., Term.OPTIMIZER] / split[0]
-    if dp > 1:
-        rates = _rates(pricer, candidate)
-        reduce = found.gradients[None] * rates["reduce_scatter"]
-        gather = found.weights[None] * rates["all_gather"]
-        time += np.where(zero >= 2, reduce, 0.0) + np.where(zero == 3, 2 * gather, 0.0)
-        step = step + np.where(zero == 0, found.gradients[None] * rates["all_reduce"], 0.0)
-        step = step + np.where(zero == 1, reduce, 0.0) + np.where((zero == 1) | (zero == 2), gather, 0.0)
+    least, most = (np.repeat(terms[None], len(variants), axis=0) for terms in (found.terms, found.most))
+    state = (least[..., Term.WEIGHTS] / split[2] + least[..., Term.GRADIENTS] / split[1]
+             + least[..., Term.STATES] / split[0])
+    for terms in (least, most):
+        terms[..., Term.OPTIMIZER] = found.terms[:, Term.OPTIMIZER] / split[0]
+        if dp > 1:
+            rates = _rates(pricer, candidate)
+            gradients = found.gradients[None] * pricer.workload.reduce_bytes / pricer.workload.grad_bytes
+            reduce = gradients * rates["reduce_scatter"]
+            gather = found.weights[None] * rates["all_gather"]
+            terms[..., Term.REDUCE] = np.where(zero >= 2, reduce, 0.0)
+            terms[..., Term.GATHER] = np.where(zero == 3, 2 * gather, 0.0)
+            terms[..., Term.SYNC] = np.where(zero == 0, gradients * rates["all_reduce"],
+                                             np.where(zero == 1, reduce, 0.0))
+            terms[..., Term.GATHER_STEP] = np.where((zero == 1) | (zero == 2), gather, 0.0)
+    values, hiding = (np.array([evaluate(one, recompute, pricer.runtime, found.ranks)
+                                for one, (recompute, _) in zip(terms, variants, strict=True)])
+                      for terms in (least, most))  # [V, 3, 6]; the longer a pass is, the more of a step it hides
     link = neighbour(pricer.cluster, candidate.mesh.num_devices)
-    send = candidate.virtual_stages * float(pricer.costs.p2p(found.boundary, link))
-    return LayerBounds(time, step, state, values[..., Criterion.SAVED], send)
+    hidden = pricer.runtime.overlap.sends and candidate.virtual_stages > 1
+    send = 0.0 if hidden else candidate.virtual_stages * float(pricer.costs.p2p(found.boundary, link))
+    return LayerBounds(values[..., Criterion.T_MICRO_BATCH], hiding[..., Criterion.T_STEP], state,
+                       values[..., Criterion.SAVED], send)
 
 
 def _stages(pricer: Pricer, candidate: Candidate, found: Probe,

@@ -15,9 +15,9 @@ from autoplan.model.facts import default_seq_len
 from autoplan.model.graph import ModelGraph
 from autoplan.runtimes import Runtime
 from autoplan.search.space import Chain, Pins, interleaved_slots
-from autoplan.workload import OPTIMIZER_STATE_BYTES, Precision, Recompute, Schedule, Workload
+from autoplan.workload import OPTIMIZER_STATE_BYTES, Attention, Precision, Recompute, Schedule, Workload
 
-E = TypeVar("E", Precision, Recompute, Schedule)
+E = TypeVar("E", Attention, Precision, Recompute, Schedule)
 
 MOST = 10**9  # of everything that is counted; the search enumerates divisors
 DEFAULT_TOKENS = 2**22  # tokens of a step where neither the user nor the model says: 4 Mi, as Llama 2 was trained
@@ -32,8 +32,12 @@ class Asked:
 
 
 def workload_of(model: ModelGraph, cluster: Cluster, *, global_batch_size: int | None, seq_len: int | None,
-                precision: str | None, optimizer: str, grad_dtype: str | None) -> Asked:
-    """Return the workload. Raises InputError for values that are not allowed or that the device doesn't support."""
+                precision: str | None, optimizer: str, grad_dtype: str | None,
+                reduce_dtype: str | None, attention: str | None, dropout: bool, runtime: Runtime) -> Asked:
+    """Return the workload. Raises InputError for values that are not allowed or that the device doesn't support.
+
+    Dtypes of gradients that aren't given are the runtime's.
+    """
     notes = []
     if global_batch_size is not None:
         global_batch_size = whole("global_batch_size", global_batch_size)
@@ -62,8 +66,16 @@ def workload_of(model: ModelGraph, cluster: Cluster, *, global_batch_size: int |
     if optimizer not in OPTIMIZER_STATE_BYTES:
         raise InputError("unknown optimizer", key="optimizer", found=optimizer,
                          allowed=", ".join(sorted(OPTIMIZER_STATE_BYTES)))
-    grads = _member(Precision, "grad_dtype", grad_dtype)
-    return Asked(Workload(global_batch_size, seq_len, Precision(precision), optimizer, grads), tuple(notes))
+    dtypes = [_member(Precision, key, given) or default for key, given, default in (
+        ("grad_dtype", grad_dtype, runtime.grad_dtype), ("reduce_dtype", reduce_dtype, runtime.reduce_dtype))]
+    kernel = _member(Attention, "attention", attention)
+    if kernel is Attention.FLASH and not cluster.device.flash_attention:
+        raise InputError(f"{cluster.device.name} has no fused attention kernels", key="attention", found=attention,
+                         allowed="fused_softmax, unfused")
+    if not isinstance(dropout, bool):
+        raise InputError("must be true or false", key="dropout", found=dropout)
+    return Asked(Workload(global_batch_size, seq_len, Precision(precision), optimizer, dtypes[0], dtypes[1], kernel,
+                          dropout), tuple(notes))
 
 
 def whole(key: str, value: object, least: int = 1, most: int = MOST) -> int:
@@ -121,6 +133,8 @@ def pins_of(fixed: Mapping[str, object]) -> Pins:
     for key in ("tp", "pp", "dp", "cp", "micro_batch_size", "num_micro_batches", "virtual_stages"):
         if key in values:
             values[key] = whole(key, values[key])
+    if "layers" in values:
+        values["layers"] = _layers(values["layers"])
     if "zero" in values:
         values["zero"] = whole("zero", values["zero"], 0, 3)
     if not isinstance(values.get("sequence_parallel", True), bool):
@@ -130,10 +144,17 @@ def pins_of(fixed: Mapping[str, object]) -> Pins:
     return Pins(**values)  # type: ignore[arg-type]
 
 
+def _layers(value: object) -> tuple[int, ...]:
+    """Return how many equal layers each stage holds."""
+    if not isinstance(value, (list, tuple)) or not value:
+        raise InputError("must be a list: the equal layers of each stage", key="layers", found=value)
+    return tuple(whole("layers", one, least=0) for one in value)
+
+
 def all_pins(fixed: Mapping[str, object]) -> Pins:
     """Return the pins of a mapping that leaves nothing open. Raises InputError."""
     for key, value in fixed.items():
-        if value is None:
+        if value is None and key != "layers":
             raise InputError("must be given", key=key)
     return pins_of(fixed)
 
@@ -165,9 +186,29 @@ def check_pins(pins: Pins, chain: Chain, cluster: Cluster, workload: Workload, r
     if pins.schedule is not None and pins.schedule not in runtime.schedules:
         raise InputError(f"runtime {runtime.name} doesn't offer it", key="schedule", found=pins.schedule.value,
                          allowed=", ".join(runtime.schedules))
+    offered = runtime.zero if pins.pp == 1 else runtime.pipeline_zero
+    if pins.zero is not None and pins.zero not in offered:
+        raise InputError(f"runtime {runtime.name} doesn't offer it" + (" with pipeline stages" * (pins.pp != 1)),
+                         key="zero", found=pins.zero, allowed=", ".join(map(str, offered)))
     if pins.sequence_parallel and pins.tp == 1:
         raise InputError("needs a tp of at least 2", key="sequence_parallel", found=True)
     _check_schedule(pins, chain, workload)
+    _check_layers(pins, chain)
+
+
+def _check_layers(pins: Pins, chain: Chain) -> None:
+    if pins.layers is None:
+        return
+    if sum(pins.layers) != chain.count:
+        raise InputError(f"add up to {sum(pins.layers)}, but the model has {chain.count} equal layers", key="layers",
+                         found=list(pins.layers))
+    if pins.pp not in (None, len(pins.layers)):
+        raise InputError(f"{len(pins.layers)} stages, but pp is {pins.pp}", key="layers", found=list(pins.layers))
+    if 0 in pins.layers[1:-1]:
+        raise InputError("a stage between the first and the last needs a layer", key="layers",
+                         found=list(pins.layers))
+    if pins.schedule is Schedule.INTERLEAVED:
+        raise InputError("interleaving cuts equal chunks", key="layers", found=list(pins.layers))
 
 
 def _check_batch(pins: Pins, batch: int) -> None:
@@ -217,10 +258,13 @@ def _check_schedule(pins: Pins, chain: Chain, workload: Workload) -> None:
             raise InputError(reason, key="schedule")
 
 
-def check_solver(solver: object) -> None:
-    """Raise InputError for a solver that isn't there, or that can't solve every stage."""
+def check_solver(solver: object, runtime: Runtime) -> None:
+    """Raise InputError for a solver that isn't there, or that can't solve every stage under the runtime."""
     if solver == "auto":
         return
+    if not runtime.linear:
+        raise InputError(f"runtime {runtime.name} overlaps communication, which no linear programme prices",
+                         key="solver", found=solver, allowed="auto")
     if not isinstance(solver, str) or (solver != "highs" and not solver.startswith("pulp:")):
         raise InputError("unknown solver", key="solver", found=solver, allowed="auto, highs, pulp:NAME")
     import numpy as np

@@ -160,8 +160,8 @@ def solve(pricer: Pricer, candidate: Candidate, recompute: Recompute, zero: int,
     table = pricer.stage_table(candidate, recompute, zero, link)
     if table is None:
         return None
-    if candidate.schedule is Schedule.INTERLEAVED:
-        found = interleaved(pricer, candidate, table, zero)
+    if candidate.schedule is Schedule.INTERLEAVED or candidate.layers is not None:
+        found = _cut_as_given(pricer, candidate, table, zero)
         return found if found.fits and found.objective < upper_bound else None
     p = candidate.num_stages
     cut = partition(UniformCosts(pricer, candidate, table), num_micro_batches=candidate.num_micro_batches, num_quanta=p,
@@ -172,22 +172,28 @@ def solve(pricer: Pricer, candidate: Candidate, recompute: Recompute, zero: int,
 
 
 def fallback(pricer: Pricer, candidate: Candidate, recompute: Recompute, zero: int) -> Solution | None:
-    """Return the candidate with equally cut layers and the rows that need least memory, though it doesn't fit."""
+    """Return the candidate with equally cut layers (or those given) and the rows that need least memory, though it
+    doesn't fit."""
     table = pricer.stage_table(candidate, recompute, zero, neighbour(pricer.cluster, candidate.mesh.num_devices))
     if table is None:
         return None
+    return _cut_as_given(pricer, candidate, table, zero)
+
+
+def _cut_as_given(pricer: Pricer, candidate: Candidate, table: StageTable, zero: int) -> Solution:
+    """Cut the chain as the candidate says: interleaved, into the layers it gives, or else equally."""
     if candidate.schedule is Schedule.INTERLEAVED:
         return interleaved(pricer, candidate, table, zero)
-    return assemble(pricer, candidate, table, zero, equal_cut(pricer.chain.length, candidate.num_stages))
+    count, p = pricer.chain.count, candidate.num_stages
+    equal = [count // p + (index < count % p) for index in range(p)]
+    return assemble(pricer, candidate, table, zero, given_cut(candidate.layers or equal))
 
 
-def equal_cut(length: int, num_stages: int) -> list[tuple[Chunk, ...]]:
-    """Cut a chain into stages of equal layers, the first ones taking one more where they don't divide."""
-    count = length - 2
-    sizes = [count // num_stages + (index < count % num_stages) for index in range(num_stages)]
-    ends = 1 + np.cumsum(sizes)
+def given_cut(layers: Sequence[int]) -> list[tuple[Chunk, ...]]:
+    """Cut a chain into stages of so many equal layers; the first and the last hold the chain's ends too."""
+    ends = 1 + np.cumsum(layers)
     starts = np.concatenate([[0], ends[:-1]])
-    ends[-1] = length
+    ends[-1] += 1
     return [((int(a), int(b) - 1),) for a, b in zip(starts, ends, strict=True)]
 
 

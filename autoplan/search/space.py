@@ -55,7 +55,10 @@ def _owner(layer: LayerClass, param_name: str) -> str:
 
 @dataclass(frozen=True)
 class Pins:
-    """What the user fixed; None is free. Degrees name a recipe: tp, dp, cp and sequence_parallel fix the roles."""
+    """What the user fixed; None is free. Degrees name a recipe: tp, dp, cp and sequence_parallel fix the roles.
+
+    layers: how many equal layers each stage holds.
+    """
 
     tp: int | None = None
     pp: int | None = None
@@ -68,6 +71,7 @@ class Pins:
     sequence_parallel: bool | None = None
     schedule: Schedule | None = None
     virtual_stages: int | None = None
+    layers: tuple[int, ...] | None = None
 
     @property
     def fixes_roles(self) -> bool:
@@ -80,7 +84,7 @@ class Candidate:
     """One uniform way to run: p equal submeshes with one logical mesh.
 
     micro_batch_size: sequences one replica runs at a time, where mesh axis 0 is data parallel. roles: a role of the
-    runtime an axis, or None where the ILP chooses.
+    runtime an axis, or None where the ILP chooses. layers: the equal layers of each stage, or None where that is free.
     """
 
     mesh: Mesh
@@ -90,6 +94,7 @@ class Candidate:
     roles: tuple[str, ...] | None
     schedule: Schedule = Schedule.ONE_F_ONE_B
     virtual_stages: int = 1
+    layers: tuple[int, ...] | None = None
 
     @property
     def micro_batch(self) -> int:
@@ -102,7 +107,8 @@ def candidates(chain_: Chain, cluster: Cluster, workload: Workload, pins: Pins, 
     total = cluster.num_devices
     sizes = set(submesh_sizes(cluster))
     for p in divisors(total):
-        if p > chain_.count or total // p not in sizes or pins.pp not in (None, p):
+        demanded = pins.pp if pins.layers is None else len(pins.layers)
+        if p > chain_.count or total // p not in sizes or demanded not in (None, p):
             continue
         for shape in _meshes(cluster, total // p, pins):
             for size in _micro_batch_sizes(workload, shape, pins):
@@ -112,11 +118,11 @@ def candidates(chain_: Chain, cluster: Cluster, workload: Workload, pins: Pins, 
                 if not named:
                     plain = pins.schedule in (None, Schedule.ONE_F_ONE_B) and pins.virtual_stages in (None, 1)
                     if plain and size <= LARGEST_FREE_MICRO_BATCH:
-                        yield Candidate(shape, p, size, m, None)
+                        yield Candidate(shape, p, size, m, None, layers=pins.layers)
                     continue
                 for roles in roles_of(shape, pins):
                     for schedule, v in _schedules(chain_, p, m, pins):
-                        yield Candidate(shape, p, size, m, roles, schedule, v)
+                        yield Candidate(shape, p, size, m, roles, schedule, v, pins.layers)
 
 
 def _meshes(cluster: Cluster, num_devices: int, pins: Pins) -> Iterator[Mesh]:
@@ -157,11 +163,11 @@ def _schedules(chain_: Chain, p: int, m: int, pins: Pins) -> Iterator[tuple[Sche
         yield Schedule.ONE_F_ONE_B, 1
     if pins.schedule is Schedule.GPIPE and pins.virtual_stages in (None, 1):
         yield Schedule.GPIPE, 1
-    if pins.schedule not in (None, Schedule.INTERLEAVED):
+    if pins.schedule not in (None, Schedule.INTERLEAVED) or pins.layers is not None:
         return
-    for v in range(2, MOST_VIRTUAL_STAGES + 1):
-        slots = interleaved_slots(chain_, p, v)
-        if slots and pins.virtual_stages in (None, v) and legal(Schedule.INTERLEAVED, p, m, v, slots * v) is None:
+    for v in range(2, MOST_VIRTUAL_STAGES + 1) if pins.virtual_stages is None else (pins.virtual_stages,):
+        slots = interleaved_slots(chain_, p, v) if v > 1 else 0
+        if slots and legal(Schedule.INTERLEAVED, p, m, v, slots * v) is None:
             yield Schedule.INTERLEAVED, v
 
 

@@ -69,10 +69,12 @@ class Work:
 
 @dataclass(frozen=True)
 class Numerics:
-    """What an operator's bytes depend on besides its sizes: bytes an element, and whether attention is fused."""
+    """What an operator's bytes depend on besides its sizes: bytes an element, whether attention is fused, and whether
+    dropout keeps its masks (a byte an element)."""
 
     element_bytes: int
     flash: bool
+    dropout: bool = False
 
 
 def volume(sizes: Sizes, dims: tuple[str, ...]) -> Array:
