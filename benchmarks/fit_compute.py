@@ -3,46 +3,43 @@
     python benchmarks/fit_compute.py [DIR]
 
 DIR holds kernels/ and hardware/ as their READMEs describe; default: ../shared/reference next to the repository. What
-is fitted: matmul (rows of 2,048 tokens and more weigh most), fused attention, memory-bound operators; each per
-device, and pooled over the devices for those that are known by their data sheet only. Two sources measured matmuls on
-A100 and H100 (aiconfigurator and vidur, which differ by 12 %): their fits weigh both alike. Held out: vidur's matmuls
-on three devices against the generic fit.
+is fitted: matmul at the boost clock (aiconfigurator, kernels that end within BOOST), attention, decode attention and
+memory-bound operators; each per device, and pooled over devices for those that are known by their data sheet only.
+`sustained`, the speed of matmuls in a long run relative to that, is read off other sets (see `sustained`).
 """
 
 from __future__ import annotations
 
-import csv
-import gzip
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from kernel_tables import A40, KINDS, REFERENCE, ROOT, SYSTEMS, System, decode, gemms, layer_gemms, prefill, streams
 from scipy.optimize import least_squares
 
-from autoplan.cost.compute import flash_time, matmul_time, memory_time
-from autoplan.cost.kernels import Attention, Gemm, Memory
+from autoplan.cost.compute import decode_time, flash_time, matmul_time, memory_time
+from autoplan.cost.kernels import Attention, Decode, Gemm, Memory
 
-ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "autoplan/cost/calibration/compute.json"
+BOOST = 5e-4  # seconds; kernels measured in a loop keep the boost clock up to about here, and lose it by 1 ms
+LARGE = 48e6  # bytes; operators whose tensors don't stay in the L2 cache (40 and 50 MB on A100 and H100)
+POOLED = ("a100", "h100", "h200", "b200", "gb200", "l40s")  # what devices without a table are priced by
 
-# Streaming multiprocessors (compute units) and, for the fits, data-sheet peaks in TFLOP/s (bf16, fp8) and GB/s.
-MEASURED = {
-    "a100": ("a100_sxm", 108, 312, None, 2039), "h100": ("h100_sxm", 132, 989, 1979, 3350),
-    "h200": ("h200_sxm", 132, 989, 1979, 4800), "b200": ("b200_sxm", 148, 2250, 4500, 8000),
-    "gb200": ("gb200", 152, 2500, 5000, 8000), "l40s": ("l40s", 142, 362, 733, 864),
-}
-NAMES = {"a100": ["A100"], "h100": ["H100"], "h200": ["H200"], "b200": ["B200"], "gb200": ["GB200"], "l40s": ["L40S"]}
+NAMES = {"a100": ["A100", "A800"], "h100": ["H100", "H800"], "h200": ["H200"], "b200": ["B200"], "b300": ["B300"],
+         "gb200": ["GB200"], "gb300": ["GB300"], "l40s": ["L40S"], "rtx-pro-6000": ["RTXPRO6000"]}
 UNITS_SOURCE = (
     "multiprocessors: NVIDIA architecture white papers and data sheets (V100 80, A100 108, H100 SXM 132, H100 PCIe "
-    "114, H200 132, L40S 142, L4 58, RTX 4090 128, A10G 80, A40 84, T4 40); B200 148 and GB200 152 as CUDA reports "
-    "them; MI300X 304 compute units (AMD CDNA 3 white paper)")
+    "114, H200 132, L40S 142, L4 58, RTX 4090 128, A10G 80, A40 84, T4 40, P40 30, Titan X 28, RTX PRO 6000 188); B200 "
+    "148 and GB200 152 as CUDA reports them, their Ultra parts taken as equal; AMD white papers: MI250X 220 compute "
+    "units, MI300X and MI325X 304, MI355X 256; a TPU has no such quantisation: 1 (its systolic arrays pad to 128)")
 SHEET_ONLY = {  # known by data sheet: names, units
     "v100": (["V100"], 80), "rtx4090": (["RTX4090", "4090"], 128), "a10g": (["A10G"], 80), "l4": (["L4"], 58),
-    "a40": (["A40"], 84), "t4": (["T4"], 40), "mi300x": (["MI300X"], 304),
+    "t4": (["T4"], 40), "p40": (["P40"], 30), "titanx": (["TITANX"], 28),
+    "mi355x": (["MI355X"], 256), "tpu": (["TPU"], 1),
 }
 FA2, FA3 = {"softmax": 21.0, "depth": 150.0}, {"softmax": 56.0, "depth": 200.0}  # see ATTENTION_SOURCE
 BACKWARD = 0.87
@@ -53,25 +50,21 @@ ATTENTION_SOURCE = (
     "for FA3, causal or not, 59 to 193 for FA2. backward: figure 6, head_dim 128: 561 of 648 (FA3) and 322 of 370 "
     "(FA2) = 0.87. The tables have only head_dim 128, forward; they also hold memory-bound work around the kernel "
     "(cache writes), which is fitted as passes over Q, K, V and O (`around`) and left out of the price.")
+PREDICTABLE = 257 / 295  # matmul of 8,192³ on A100, normally distributed operands against zeros (thonking.ai)
 
-GEMM_START = {"launch": (4e-6, 1e-6, 3e-5), "efficiency": (0.8, 0.3, 1.0), "small": (0.8, 0.4, 1.0),
-              "large": (1.0, 0.8, 1.3), "depth": (100, 0, 2000), "quantisation": (0.6, 0, 1), "memory": (0.8, 0.3, 1.3),
+GEMM_START = {"launch": (4e-6, 1e-6, 3e-5), "efficiency": (0.85, 0.3, 1.0), "small": (0.8, 0.4, 1.0),
+              "large": (1.0, 0.8, 1.1), "depth": (100, 0, 2000), "quantisation": (0.6, 0, 1), "memory": (0.8, 0.3, 1.3),
               "sharpness": (4, 1.5, 12), "cast": (3, 0, 12)}
 ATTENTION_START = {"launch": (8e-6, 1e-6, 5e-5), "efficiency": (0.9, 0.2, 1.6), "tail": (0.3, 0, 1),
                    "around": (1.0, 0.0, 10.0)}
-MEMORY_START = {"launch": (3e-6, 5e-7, 3e-5), "fraction": (0.6, 0.05, 1.2)}
+DECODE_START = {"launch": (1e-5, 1e-6, 5e-5), "fraction": (0.8, 0.1, 1.0), "per_head": (1e-9, 0.0, 1e-7)}
+MEMORY_START = {"launch": (3e-6, 5e-7, 3e-5), "fraction": (0.6, 0.05, 1.0), "work": (5e-11, 0.0, 1e-9)}
 
 Params = dict[str, float]
-Row = dict[str, str]
+Parts = list[tuple[System, np.ndarray]]
 
 
-def read(path: Path) -> list[Row]:
-    """Rows of a CSV, gzipped or not."""
-    with (gzip.open(path, "rt") if path.suffix == ".gz" else path.open()) as file:
-        return list(csv.DictReader(file))
-
-
-def fit(start: dict[str, tuple[float, float, float]], fixed: Params, model: Callable[[Params], np.ndarray],
+def fit(start: Mapping[str, tuple[float, float, float]], fixed: Params, model: Callable[[Params], np.ndarray],
         measured: np.ndarray, weight: np.ndarray) -> Params:
     """Minimise the weighted log error of model(params), robustly; start: name → (first guess, least, most)."""
     names = list(start)
@@ -100,219 +93,234 @@ def errors(label: str, predicted: np.ndarray, measured: np.ndarray) -> dict[str,
     return {k: round(v, 4) for k, v in out.items()}
 
 
-class Gemms:
-    """Measured matmuls of several devices or sources, priced in one go."""
-
-    def __init__(self) -> None:
-        self.parts: list[tuple[np.ndarray, int, float, float, float]] = []
-        self.scales: list[float] = []
-
-    def add(self, rows: list[tuple[float, ...]], units: int, peak: float, bandwidth: float, itemsize: float,
-            scale: float = 1.0) -> None:
-        """Add rows of (m, n, k, seconds); scale multiplies their weight."""
-        self.parts.append((np.array(rows, dtype=float), units, peak, bandwidth, itemsize))
-        self.scales.append(scale)
-
-    @property
-    def rows(self) -> np.ndarray:
-        return np.concatenate([p[0] for p in self.parts])
-
-    @property
-    def weight(self) -> np.ndarray:
-        return np.concatenate([scale * np.where(p[0][:, 0] >= 2048, 1.0, np.where(p[0][:, 0] >= 256, 0.5, 0.25))
-                               for p, scale in zip(self.parts, self.scales, strict=True)])
-
-    def price(self, params: Params) -> np.ndarray:
-        constants = Gemm(**{f.name: params[f.name] for f in fields(Gemm)})
-        return np.concatenate([matmul_time(constants, u, p, b, a[:, 0], a[:, 1], a[:, 2], 1, i)
-                               for a, u, p, b, i in self.parts])
+def constants(kind: type[Any], params: Params) -> Any:
+    """The constants of one kind of kernel, of what was fitted."""
+    return kind(**{f.name: params[f.name] for f in fields(kind)})
 
 
-def fit_gemm(data: Gemms, fp8: bool) -> Params:
-    start = dict(GEMM_START)
-    fixed: Params = {}
-    if not fp8:
-        del start["cast"]
-        fixed["cast"] = 0.0
-    return fit(start, fixed, data.price, data.rows[:, 3], data.weight)
+def price_gemms(params: Params, parts: Parts, fp8: bool) -> np.ndarray:
+    """Seconds of the matmuls of several systems at the boost clock."""
+    one = constants(Gemm, params)
+    return np.concatenate([
+        matmul_time(one, s.units, s.peak8 if fp8 else s.peak, s.bandwidth, *a[:, :3].T, itemsize=1 if fp8 else 2)
+        for s, a in parts])
 
 
-def gemm_rows(rows: list[Row], system: str, dtype: str) -> list[tuple[float, ...]]:
-    return [(float(r["m"]), float(r["n"]), float(r["k"]), float(r["latency_ms"]) * 1e-3) for r in rows
-            if r["system"] == system and r["gemm_dtype"] == dtype]
+def fit_gemm(label: str, parts: Parts, fp8: bool) -> tuple[Params, dict[str, float]]:
+    """Fit kernels that keep the boost clock; rows of 2,048 tokens and more weigh most. Prints and returns the error."""
+    parts = [(s, a[a[:, 3] < BOOST]) for s, a in parts]
+    rows = np.concatenate([a for _, a in parts])
+    start = {k: v for k, v in GEMM_START.items() if fp8 or k != "cast"}
+    weight = np.where(rows[:, 0] >= 2048, 1.0, np.where(rows[:, 0] >= 256, 0.5, 0.25))
+    params = fit(start, {} if fp8 else {"cast": 0.0}, lambda p: price_gemms(p, parts, fp8), rows[:, 3], weight)
+    priced, big = price_gemms(params, parts, fp8), rows[:, 0] >= 1024
+    error = errors(f"{label}, m ≥ 1024", priced[big], rows[big, 3])
+    errors(f"{label}, m < 1024", priced[~big], rows[~big, 3])
+    return params, error
 
 
-def vidur_gemms(rows: list[Row], gpu: str) -> list[tuple[float, ...]]:
-    """Matmuls of vidur's per-layer operators with at least 1,024 tokens: (m, n, k, seconds)."""
-    out = []
-    for r in rows:
-        if r["gpu"] != gpu or int(r["num_tokens"]) < 1024:
-            continue
-        tp, m, hidden, ffn = (float(r[c]) for c in ("num_tensor_parallel_workers", "num_tokens", "n_embd",
-                                                     "n_expanded_embd"))
-        heads, kv = float(r["n_head"]), float(r["n_kv_head"])
-        up = (2 if float(r["use_gated_mlp"]) else 1) * ffn / tp
-        shapes = {"attn_pre_proj_ms": (hidden * (heads + 2 * kv) / heads / tp, hidden),
-                  "attn_post_proj_ms": (hidden, hidden / tp), "mlp_up_proj_ms": (up, hidden),
-                  "mlp_down_proj_ms": (hidden, ffn / tp)}
-        out += [(m, n, k, float(r[c]) * 1e-3) for c, (n, k) in shapes.items() if r[c]]
-    return out
+def sustained(devices: dict[str, Any], tables: dict[tuple[str, str], np.ndarray],
+              layers: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Speed of matmuls in a long run relative to the boost clock: medians of what several sets say.
+
+    In a loop of one kernel that the tables come from, short kernels keep the boost clock; those of 1 ms and more are
+    held down by the power limit. The operators of whole layers (vidur), one after the other on random data, run at the
+    lower clock whatever their size, as those of a training step do. Blackwell data-centre parts lose less.
+    """
+    def ratio(key: str, rows: np.ndarray) -> float:
+        system = next(s for s in SYSTEMS if s.key == key)
+        return float(np.median(price_gemms(devices[key]["gemm"], [(system, rows)], False) / rows[:, 3]))
+
+    def slow(key: str) -> np.ndarray:
+        return tables[key, "bf16"][tables[key, "bf16"][:, 3] >= 1e-3]
+
+    long, whole = "kernels of 1 ms and more", "operators of whole layers (vidur)"
+    most = {"a100, random against zero operands (thonking.ai)": PREDICTABLE,  # aiconfigurator's reach that of zeros
+            f"a100, {whole}": ratio("a100", layers["a100"]), f"h100, {whole}": ratio("h100", layers["h100"]),
+            **{f"{key}, {long}": ratio(key, slow(key)) for key in ("h100", "h200", "l40s")}}
+    blackwell = {f"{key}, {long}": ratio(key, slow(key)) for key in ("b200", "b300", "gb300")}  # gb200's are erratic
+    found = {}
+    for name, sets in (("value", most), ("blackwell", blackwell)):
+        found[name] = round(float(np.median(list(sets.values()))), 3)
+        for label, one in sets.items():
+            print(f"sustained clock: {label:<60}{one:.3f}")
+    for key in ("b200", "b300", "gb200", "gb300"):
+        devices[key]["sustained"] = found["blackwell"]
+    return {"value": found["value"], "meaning": "clock of matmuls in a long run relative to the boost clock",
+            "source": "median of: " + "; ".join(f"{label} {one:.3f}" for label, one in most.items()),
+            "blackwell": "median of: " + "; ".join(f"{label} {one:.3f}" for label, one in blackwell.items())}
 
 
-def fit_attention(parts: list[tuple[np.ndarray, int, float, float, Params]]) -> tuple[Params, np.ndarray, np.ndarray]:
-    """parts: (rows of batch, heads, kv_heads, length, seconds; units; peak; bandwidth; FA2 or FA3) → fit and times."""
-    measured = np.concatenate([p[0][:, 4] for p in parts])
-    length = np.concatenate([p[0][:, 3] for p in parts])
+def fit_attention(label: str, parts: Parts) -> tuple[Params, dict[str, float]]:
+    """Fit prefill; FA2's constants on A100, L40S and for the pooled fit, else FA3's."""
+    measured = np.concatenate([a[:, 4] for _, a in parts])
+    length = np.concatenate([a[:, 3] for _, a in parts])
 
     def price(params: Params) -> np.ndarray:
         times = []
-        for a, units, peak, bandwidth, kernel in parts:
-            constants = Attention(**{f.name: {**params, **kernel}[f.name] for f in fields(Attention)})
-            batch, heads, kv, length, _ = a.T
-            around = 2 * batch * 128 * length * (2 * heads + 2 * kv) * params["around"] / bandwidth
-            times.append(around + flash_time(constants, units, peak, bandwidth, batch, heads, kv, length, length, 128))
+        for s, a in parts:
+            one = constants(Attention, {**params, **kernel(s)})
+            batch, heads, kv, n, _ = a.T
+            around = 2 * batch * 128 * n * (2 * heads + 2 * kv) * params["around"] / s.bandwidth
+            times.append(around + flash_time(one, s.units, s.peak, s.bandwidth, batch, heads, kv, n, n, 128))
         return np.concatenate(times)
 
-    fixed = {**(parts[0][4] if len(parts) == 1 else FA2), "backward": BACKWARD, "memory": 0.8}
+    fixed = {**(kernel(parts[0][0]) if len(parts) == 1 else FA2), "backward": BACKWARD, "memory": 0.8}
     params = fit(ATTENTION_START, fixed, price, measured, np.where(length >= 1024, 1.0, 0.3))
-    return params, price(params), measured
+    long = length >= 1024
+    return params, errors(f"{label} attention, length ≥ 1024", price(params)[long], measured[long])
 
 
-def memory_rows(rows: list[Row], gpu: str) -> dict[str, list[tuple[float, float]]]:
-    """By kind, (bytes, seconds) of norms (2 passes), residual adds (3) and activations (2, gated 3), in bf16."""
-    out: dict[str, list[tuple[float, float]]] = {kind: [] for kind in ("norm", "elementwise", "activation")}
-    for r in rows:
-        if r["gpu"] != gpu:
-            continue
-        tokens, tp = float(r["num_tokens"]), float(r["num_tensor_parallel_workers"])
-        hidden, ffn = 2 * tokens * float(r["n_embd"]), 2 * tokens * float(r["n_expanded_embd"]) / tp
-        for kind, column, nbytes in (("norm", "input_layernorm_ms", 2 * hidden), ("elementwise", "add_ms", 3 * hidden),
-                                     ("activation", "mlp_act_ms", (3 if float(r["use_gated_mlp"]) else 2) * ffn)):
-            if r[column] and float(r[column]) > 0:
-                out[kind].append((nbytes, float(r[column]) * 1e-3))
-    return {**out, "mixed": [row for kind in out.values() for row in kind]}
+def kernel(system: System) -> Params:
+    """The published constants of the attention kernel that a system's table was measured with."""
+    return FA2 if system.key in ("a100", "l40s") else FA3
 
 
-def fit_memory(label: str, parts: list[tuple[dict[str, list[tuple[float, float]]], float]]) -> dict[str, Any]:
-    """parts: (rows by kind; bandwidth in bytes/s). Returns the fits of the kinds and their errors, which it prints."""
-    fits, error = {}, {}
-    for kind in parts[0][0]:
-        tables = [(np.array(rows[kind]), bandwidth) for rows, bandwidth in parts]
+def fit_decode(label: str, parts: Parts) -> tuple[Params, dict[str, float]]:
+    """Fit decode attention. Rows above the memory's own bandwidth (they lie in L2: L40S) are left out."""
+    kept = [(s, a[4 * a[:, 0] * a[:, 2] * a[:, 3] * 128 / s.bandwidth < 0.95 * a[:, 4]]) for s, a in parts]
+    measured = np.concatenate([a[:, 4] for _, a in kept])
+
+    def price(params: Params) -> np.ndarray:
+        one = constants(Decode, params)
+        return np.concatenate([decode_time(one, s.bandwidth, *a[:, :4].T, 128) for s, a in kept])
+
+    params = fit(DECODE_START, {}, price, measured, np.ones_like(measured))
+    return params, errors(f"{label} decode", price(params), measured)
+
+
+def fit_memory(label: str, parts: list[tuple[System, Mapping[str, np.ndarray]]]) -> tuple[Params, dict[str, Any]]:
+    """Fit each kind of memory-bound operator, and `mixed`: norms, adds and activations by one set of constants.
+
+    One device can't tell what the memory takes from what its multiprocessors take: there all is the memory's. Over
+    several devices the memory takes what plain adds need, and the multiprocessors the rest.
+    """
+    fits: dict[str, Any] = {}
+    error: dict[str, Any] = {}
+    for kind in ("elementwise", *(k for k in KINDS if k != "elementwise"), "mixed"):
+        kinds = ("norm", "elementwise", "activation") if kind == "mixed" else (kind,)
+        tables = [(np.concatenate([rows[k] for k in kinds]), s) for s, rows in parts]
         nbytes, measured = np.concatenate([a for a, _ in tables]).T
 
-        def price(params: Params, tables: list[tuple[np.ndarray, float]] = tables) -> np.ndarray:
-            return np.concatenate([memory_time(Memory(**params), bandwidth, a[:, 0]) for a, bandwidth in tables])
+        def price(params: Params, tables: list[tuple[np.ndarray, System]] = tables) -> np.ndarray:
+            return np.concatenate([memory_time(Memory(**params), s.units, s.bandwidth, a[:, 0]) for a, s in tables])
 
-        large = nbytes >= 8e6
-        fits[kind] = fit(MEMORY_START, {}, price, measured, np.where(large, 1.0, 0.3))
-        error[kind] = errors(f"{label} {kind}, ≥ 8 MB", price(fits[kind])[large], measured[large])
-    return {"memory": fits, "error": error}
+        if len(parts) == 1 or kind == "elementwise":
+            fixed = {"work": 0.0}
+        else:
+            fixed = {"fraction": fits["elementwise"]["fraction"]}
+        large = nbytes >= LARGE
+        fits[kind] = fit({k: v for k, v in MEMORY_START.items() if k not in fixed}, fixed, price, measured,
+                         np.where(large, 1.0, 0.1))
+        error[kind] = errors(f"{label} {kind}, ≥ 48 MB", price(fits[kind])[large], measured[large])
+    return fits, error
 
 
 def main(reference: Path) -> None:
     if not (reference / "kernels").is_dir():
         print(f"{reference}/kernels is absent: nothing to fit")
         return
-    gemm_table = read(reference / "kernels/aic_gemm_compact.csv.gz")
-    attention_table = read(reference / "kernels/aic_context_attention_compact.csv.gz")
-    linear = read(reference / "kernels/vidur_linear_ops_compact.csv.gz")
+    tables, layers, streamed = gemms(reference), layer_gemms(reference), streams(reference)
+    prefilled, decoded = prefill(reference), decode(reference)
     devices: dict[str, dict[str, Any]] = {}
-    pooled = {"bfloat16": Gemms(), "fp8": Gemms()}
-    attention_parts, memory_parts = [], []
-    for key, (system, units, peak, peak8, bandwidth) in MEASURED.items():
-        entry: dict[str, Any] = {"names": NAMES[key], "units": units, "error": {}}
-        for dtype, section, flops, size in (("bfloat16", "gemm", peak, 2), ("fp8", "gemm_fp8", peak8, 1)):
-            rows = gemm_rows(gemm_table, system, dtype)
-            if not rows or flops is None:
-                continue
-            data = Gemms()
-            for target in (data, pooled[dtype]):
-                target.add(rows, units, flops * 1e12, bandwidth * 1e9, size)
-            both = Gemms()
-            both.add(rows, units, flops * 1e12, bandwidth * 1e9, size)
-            if section == "gemm" and key in ("a100", "h100"):  # a second source, of equal weight
-                other = Gemms()
-                other.add(vidur_gemms(linear, key), units, flops * 1e12, bandwidth * 1e9, size)
-                both.add(vidur_gemms(linear, key), units, flops * 1e12, bandwidth * 1e9, size,
-                         (data.weight**2).sum() ** 0.5 / (other.weight**2).sum() ** 0.5)
-            entry[section] = fit_gemm(both, dtype == "fp8")
-            priced, big = data.price(entry[section]), data.rows[:, 0] >= 2048
-            entry["error"][section] = errors(f"{key} {section}, m ≥ 2048", priced[big], data.rows[big, 3])
-            errors(f"{key} {section}, m < 2048", priced[~big], data.rows[~big, 3])
-            if len(both.parts) > 1:
-                entry["error"][f"{section}_vidur"] = errors(
-                    f"{key} {section}, vidur, m ≥ 1024", other.price(entry[section]), other.rows[:, 3])
-        rows = [tuple(float(r[c]) for c in ("batch_size", "num_heads", "num_key_value_heads", "isl", "latency_ms"))
-                for r in attention_table if r["system"] == system]
-        table = np.array(rows) * [1, 1, 1, 1, 1e-3]
-        kernel = FA2 if key in ("a100", "l40s") else FA3
-        part = (table, units, peak * 1e12, bandwidth * 1e9, kernel)
-        attention_parts.append(part)
-        entry["attention"], priced, measured = fit_attention([part])
-        long = table[:, 3] >= 1024
-        entry["error"]["attention"] = errors(f"{key} attention, length ≥ 1024", priced[long], measured[long])
-        if key in ("a100", "h100"):
-            memory_parts.append((memory_rows(linear, key), bandwidth * 1e9))
-            found = fit_memory(key, memory_parts[-1:])
-            entry["memory"] = found["memory"]
-            entry["error"].update(found["error"])
-        devices[key] = entry
-    devices["generic"] = generic(pooled, attention_parts, memory_parts, linear)
+    for system in SYSTEMS:
+        key = system.key
+        entry = devices[key] = {"names": NAMES[key], "units": system.units, "error": {}}
+        for dtype, section in (("bf16", "gemm"), ("fp8", "gemm_fp8")):
+            if (key, dtype) in tables:
+                entry[section], entry["error"][section] = fit_gemm(
+                    f"{key} {section}", [(system, tables[key, dtype])], dtype == "fp8")
+        if key in prefilled:
+            entry["attention"], entry["error"]["attention"] = fit_attention(key, [(system, prefilled[key])])
+        if key in decoded:
+            entry["decode"], entry["error"]["decode"] = fit_decode(key, [(system, decoded[key])])
+            entry["attention"]["memory"] = entry["decode"]["fraction"]
+        if key in streamed:
+            entry["memory"], error = fit_memory(key, [(system, streamed[key])])
+            entry["error"].update(error)
+    devices["a40"] = a40(layers["a40"], streamed["a40"])
+    share(devices)
+    devices["generic"] = generic(tables, prefilled, decoded, streamed)
+    clock = sustained(devices, tables, layers)
     for key, (names, units) in SHEET_ONLY.items():
         devices[key] = {"names": names, "units": units}
-    scale_known_fractions(devices)
-    held_out(devices, linear)
+    scale_known_fractions(devices, clock["value"])
+    held_out(devices, layers, clock["value"])
     text = {"about": "Fitted constants of compute kernels; meaning: autoplan/cost/kernels.py, formulas: compute.py",
             "program": "benchmarks/fit_compute.py",
             "data": "NVIDIA aiconfigurator GEMM and attention tables (Apache-2.0); vidur linear operators (MIT)",
-            "units": UNITS_SOURCE, "attention": ATTENTION_SOURCE,
+            "units": UNITS_SOURCE, "attention": ATTENTION_SOURCE, "sustained": clock,
             "error": "absolute relative error of the fit on its own rows", "devices": devices}
     OUT.write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
     print(f"wrote {OUT.relative_to(ROOT)}, {OUT.stat().st_size} bytes")
 
 
-def generic(pooled: dict[str, Gemms], attention_parts: list[Any], memory_parts: list[Any],
-            linear: list[Row]) -> dict[str, Any]:
-    """The pooled fit; 108 units (an A100's) stand for a device of which nothing is known."""
-    entry: dict[str, Any] = {"names": [], "units": 108, "error": {}}
-    for dtype, section in (("bfloat16", "gemm"), ("fp8", "gemm_fp8")):
-        data = pooled[dtype]
-        entry[section] = fit_gemm(data, dtype == "fp8")
-        big = data.rows[:, 0] >= 2048
-        entry["error"][section] = errors(f"generic {section}, m ≥ 2048", data.price(entry[section])[big],
-                                         data.rows[big, 3])
-    entry["attention"], priced, measured = fit_attention(attention_parts)
-    long = np.concatenate([p[0][:, 3] for p in attention_parts]) >= 1024
-    entry["error"]["attention"] = errors("generic attention, length ≥ 1024", priced[long], measured[long])
-    found = fit_memory("generic (and A40)", [*memory_parts, (memory_rows(linear, "a40"), 696e9)])
-    entry["memory"] = found["memory"]
-    entry["error"].update(found["error"])
+def a40(layers: np.ndarray, streamed: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """A40, of which vidur alone measured matmuls, in whole layers: what is fitted holds the sustained clock already."""
+    entry: dict[str, Any] = {"names": ["A40"], "units": A40.units, "sustained": 1.0, "error": {}}
+    rows = layers[layers[:, 3] >= BOOST]
+    params = fit({k: v for k, v in GEMM_START.items() if k != "cast"}, {"cast": 0.0},
+                 lambda p: price_gemms(p, [(A40, rows)], False), rows[:, 3], np.ones(len(rows)))
+    entry["gemm"] = params
+    entry["error"]["gemm_vidur"] = errors("a40 gemm (vidur), m ≥ 1024", price_gemms(params, [(A40, rows)], False),
+                                          rows[:, 3])
+    entry["memory"], error = fit_memory("a40", [(A40, streamed)])
+    entry["error"].update(error)
     return entry
 
 
-def scale_known_fractions(devices: dict[str, Any]) -> None:
+def share(devices: dict[str, dict[str, Any]]) -> None:
+    """Let devices without a table of attention or memory-bound operators take that of their nearest kin."""
+    for key, like in (("b300", "b200"), ("gb300", "gb200"), ("rtx-pro-6000", "l40s")):
+        devices[key].update({section: devices[like][section] for section in ("attention", "decode")})
+    for key in ("h200", "b200", "b300", "gb200", "gb300"):  # the youngest part whose operators were measured
+        devices[key]["memory"] = devices["h100"]["memory"]
+
+
+def generic(tables: dict[tuple[str, str], np.ndarray], prefilled: dict[str, np.ndarray], decoded: dict[str, np.ndarray],
+            streamed: dict[str, Mapping[str, np.ndarray]]) -> dict[str, Any]:
+    """The pooled fit; 108 units (an A100's) stand for a device of which nothing is known."""
+    entry: dict[str, Any] = {"names": [], "units": 108, "error": {}}
+    pool = [s for s in SYSTEMS if s.key in POOLED]
+    for dtype, section in (("bf16", "gemm"), ("fp8", "gemm_fp8")):
+        entry[section], entry["error"][section] = fit_gemm(
+            f"generic {section}", [(s, tables[s.key, dtype]) for s in pool if (s.key, dtype) in tables], dtype == "fp8")
+    entry["attention"], entry["error"]["attention"] = fit_attention("generic", [(s, prefilled[s.key]) for s in pool])
+    entry["decode"], entry["error"]["decode"] = fit_decode("generic", [(s, decoded[s.key]) for s in pool])
+    measured = [(s, streamed[s.key]) for s in (*SYSTEMS, A40) if s.key in streamed]
+    entry["memory"], error = fit_memory("generic (A100, H100, A40)", measured)
+    entry["error"].update(error)
+    return entry
+
+
+def scale_known_fractions(devices: dict[str, Any], clock: float) -> None:
     """Devices without tables whose best matmul is known (maximum achievable FLOP/s, stas00/ml-engineering)."""
     base = devices["generic"]["gemm"]
-    best = max(1.0, base["large"]) / (1 + base["depth"] / 8192)
-    devices["mi300x"]["gemm"] = {"efficiency": round(668 / 1307 / best, 4)}
-    devices["mi300x"]["gemm_fp8"] = {"efficiency": round(
-        min(devices["generic"]["gemm_fp8"]["efficiency"], 668 / 1307), 4)}
-    devices["mi300x"]["source"] = "668 of 1307 TFLOP/s, stas00/ml-engineering, compute/accelerator/README.md"
+    best = clock * max(1.0, base["large"]) / (1 + base["depth"] / 8192)
+    for key, names, units, most, peak in (("mi300x", ["MI300X"], 304, 668.4, 1307.4),
+                                          ("mi325x", ["MI325X"], 304, 784.9, 1307.4),
+                                          ("mi250x", ["MI250X"], 220, 2 * 147.0, 383.0)):
+        devices[key] = {"names": names, "units": units, "gemm": {"efficiency": round(most / peak / best, 4)},
+                        "gemm_fp8": {"efficiency": round(min(devices["generic"]["gemm_fp8"]["efficiency"],
+                                                             most / peak / clock), 4)},
+                        "source": f"{most:g} of {peak:g} TFLOP/s, stas00/ml-engineering, compute/accelerator/README.md"}
     a100 = devices["a100"]["gemm"]
     devices["a100-pcie"] = {"names": ["A100PCIE"], "units": 108, "like": "a100",
-                            "gemm": {**a100, "efficiency": round(a100["efficiency"] * 253 / 271, 4)},
-                            "source": "253 against 271 TFLOP/s of the SXM part, stas00/ml-engineering"}
+                            "gemm": {**a100, "efficiency": round(a100["efficiency"] * 252.9 / 271.2, 4)},
+                            "source": "252.9 against 271.2 TFLOP/s of the SXM part, stas00/ml-engineering"}
     devices["h100-pcie"] = {"names": ["H100PCIE", "H100NVL"], "units": 114, "like": "h100"}
 
 
-def held_out(devices: dict[str, Any], linear: list[Row]) -> None:
-    """Price another source's matmuls (vidur, ≥ 1,024 tokens) by the generic fit, which saw none of them."""
-    for gpu, units, peak, bandwidth in (("a100", 108, 312e12, 2039e9), ("h100", 132, 989e12, 3350e9),
-                                        ("a40", 84, 149.7e12, 696e9)):
-        data = Gemms()
-        data.add(vidur_gemms(linear, gpu), units, peak, bandwidth, 2)
-        errors(f"held out: vidur {gpu} matmuls by generic", data.price(devices["generic"]["gemm"]), data.rows[:, 3])
+def held_out(devices: dict[str, Any], layers: dict[str, np.ndarray], clock: float) -> None:
+    """Price the matmuls of whole layers, which no fit saw, at the sustained clock; A40's by the generic fit."""
+    for system in (*SYSTEMS, A40):
+        if system.key in layers:
+            name = system.key if system.key in NAMES else "generic"  # A40's own constants were fitted to these rows
+            rows = layers[system.key]
+            at = System(system.key, "", "", system.units, system.peak * clock, 0, system.bandwidth)
+            errors(f"held out: {system.key} layers (vidur) by {name}", price_gemms(devices[name]["gemm"], [(at, rows)],
+                                                                                   False), rows[:, 3])
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT.parent / "shared/reference")
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else REFERENCE)

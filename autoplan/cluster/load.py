@@ -39,6 +39,11 @@ def devices() -> tuple[str, ...]:
     return tuple(_shipped_devices()[1])
 
 
+def device(name: str) -> Device:
+    """The shipped device of that name. InputError if there is none."""
+    return _device(name, "devices.yaml")
+
+
 def cluster_schema() -> dict[str, Any]:
     """JSON Schema of a cluster file."""
     from autoplan.cluster.spec import cluster_schema as schema

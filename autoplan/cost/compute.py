@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 if TYPE_CHECKING:
-    from autoplan.cost.kernels import Attention, Gemm, Memory
+    from autoplan.cost.kernels import Attention, Decode, Gemm, Memory
 
 Array = NDArray[np.float64]
 
@@ -21,10 +21,20 @@ _TILES = np.array([(256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64
 _STEP = np.array([1, 1, 0, -1, -1, -2], dtype=np.float64)
 _BLOCK = 128.0  # query rows of a block of fused attention (FlashAttention-2 and -3 at head_dim 128)
 
-# Passes over the score matrix when attention isn't fused. Forward: scale-mask-softmax reads and writes it, dropout
-# reads and writes it. Backward: dropout (2), softmax (reads the gradient and the probabilities, writes the gradient).
-_SCORE_PASSES_FORWARD = 4.0
-_SCORE_PASSES_BACKWARD = 5.0
+# Bytes that converting A to fp8 moves, an element and matmul, in training: TransformerEngine converts and transposes an
+# operand in one kernel (reads 2 bytes, writes 1 twice), x and the gradient of y once each; three matmuls use them.
+SHARED_CAST = 8 / 3
+
+# Passes over the 16-bit score matrix when attention isn't fused, with a fused scale-mask-softmax (Megatron-LM's) and
+# dropout. Forward: softmax reads and writes it, dropout reads and writes it and writes a mask of one byte a score.
+# Backward: dropout reads the gradient and the mask and writes, softmax reads gradient and probabilities and writes.
+_SCORE_PASSES_FORWARD = 4.5
+_SCORE_PASSES_BACKWARD = 5.5
+# Without that fused kernel (PyTorch's operators one by one), further: scaling and masking each read and write it
+# (forward 4, backward 4), and softmax reads and writes fp32, to which the scores are converted and back (forward 6,
+# backward 5.5).
+_NAIVE_PASSES_FORWARD = 10.0
+_NAIVE_PASSES_BACKWARD = 9.5
 
 # Matmuls of the attention core: forward QKᵀ and PV; backward also recomputes QKᵀ: 5 against 2 (FlashAttention-2,
 # arXiv:2307.08691, section 2.3 and algorithm 2), hence 2.5 × the forward FLOPs.
@@ -37,7 +47,7 @@ _BACKWARD_DEPTH = 2.0
 
 
 def matmul_time(fit: Gemm, units: float, peak: float, bandwidth: float, m: ArrayLike, n: ArrayLike, k: ArrayLike,
-                batch: ArrayLike = 1, itemsize: float = 2) -> Array:
+                batch: ArrayLike = 1, itemsize: float = 2, result_bytes: float | None = None) -> Array:
     """Seconds of `batch` products C[m,n] = A[m,k]·B[k,n].
 
     The output is cut into tiles; `units` multiprocessors work on a wave of tiles at once, each at peak/units times the
@@ -47,7 +57,8 @@ def matmul_time(fit: Gemm, units: float, peak: float, bandwidth: float, m: Array
         memory     = bytes of A, B and C / (fraction · bandwidth)
         cast       = bytes that a conversion of A to the operand dtype moves
         time       = launch + (compute^p + memory^p)^(1/p) + cast/(fraction · bandwidth)
-    peak in FLOP/s, bandwidth in bytes/s, itemsize in bytes (operands and result).
+    peak in FLOP/s, bandwidth in bytes/s, itemsize in bytes of an operand's element; result_bytes: moved an element of C
+    (None: itemsize; 8 where an fp32 gradient is read and written to accumulate).
     """
     m, n, k, batch = (np.asarray(x, dtype=np.float64) for x in (m, n, k, batch))
     rows, cols = _TILES.T
@@ -58,7 +69,8 @@ def matmul_time(fit: Gemm, units: float, peak: float, bandwidth: float, m: Array
     waves = np.maximum(1.0, (1 - q) * w + q * np.ceil(w))
     per_depth = (waves * (2 * rows * cols / tile_rate)).min(axis=-1)
     compute = per_depth * (k + fit.depth)
-    memory = batch * itemsize * (m * k + k * n + m * n) / (fit.memory * bandwidth)
+    moved = itemsize * (m * k + k * n) + (itemsize if result_bytes is None else result_bytes) * m * n
+    memory = batch * moved / (fit.memory * bandwidth)
     time = fit.launch + _norm(compute, memory, fit.sharpness)
     return time + batch * m * k * fit.cast / (fit.memory * bandwidth) if fit.cast else time
 
@@ -108,22 +120,44 @@ def flash_time(fit: Attention, units: float, peak: float, bandwidth: float, batc
     return fit.launch + np.maximum(np.maximum(work + fit.tail * block, block), memory)
 
 
+def decode_time(fit: Decode, bandwidth: float, batch: ArrayLike, heads: ArrayLike, kv_heads: ArrayLike,
+                kv_len: ArrayLike, head_dim: ArrayLike, kv_itemsize: float = 2) -> Array:
+    """Seconds of attention from one query a sequence to kv_len cached keys and values: the time to read them.
+
+    time = launch + bytes of K and V / (fraction·bandwidth) + per_head·batch·heads; kv_itemsize in bytes of a cached
+    element (1: fp8). The keys of a sequence are split over the multiprocessors (flash decoding), so few sequences are
+    no slower a byte.
+    """
+    b, h, g, kv, d = (np.asarray(x, dtype=np.float64) for x in (batch, heads, kv_heads, kv_len, head_dim))
+    return fit.launch + 2 * kv_itemsize * b * g * kv * d / (fit.fraction * bandwidth) + fit.per_head * b * h
+
+
 def unfused_time(gemm: Gemm, memory: Memory, units: float, peak: float, bandwidth: float, batch: ArrayLike,
                  heads: ArrayLike, q_len: ArrayLike, kv_len: ArrayLike, head_dim: ArrayLike, *,
-                 backward: bool = False, itemsize: float = 2) -> Array:
-    """Seconds of attention as batched matmuls and memory-bound passes over the whole score matrix (masked or not)."""
+                 backward: bool = False, itemsize: float = 2, fused_softmax: bool = True) -> Array:
+    """Seconds of attention as batched matmuls and memory-bound passes over the whole score matrix (masked or not).
+
+    fused_softmax: scaling, mask and softmax are one kernel; else one after the other.
+    """
     b, h, q, kv = (np.asarray(x, dtype=np.float64) for x in (batch, heads, q_len, kv_len))
     rows = b * h
     scores = rows * q * kv * itemsize
     qk = matmul_time(gemm, units, peak, bandwidth, q, kv, head_dim, rows, itemsize)
     pv = matmul_time(gemm, units, peak, bandwidth, q, head_dim, kv, rows, itemsize)
     if not backward:
-        return qk + pv + memory_time(memory, bandwidth, _SCORE_PASSES_FORWARD * scores)
+        passes = _SCORE_PASSES_FORWARD + (0.0 if fused_softmax else _NAIVE_PASSES_FORWARD)
+        return qk + pv + memory_time(memory, units, bandwidth, passes * scores)
     dkv = matmul_time(gemm, units, peak, bandwidth, kv, head_dim, q, rows, itemsize)
     # dP = dO·Vᵀ has the shape of QKᵀ, dQ = dS·K that of PV, dV = Pᵀ·dO and dK = dSᵀ·Q the transposed one.
-    return qk + pv + 2 * dkv + memory_time(memory, bandwidth, _SCORE_PASSES_BACKWARD * scores)
+    passes = _SCORE_PASSES_BACKWARD + (0.0 if fused_softmax else _NAIVE_PASSES_BACKWARD)
+    return qk + pv + 2 * dkv + memory_time(memory, units, bandwidth, passes * scores)
 
 
-def memory_time(fit: Memory, bandwidth: float, nbytes: ArrayLike) -> Array:
-    """Seconds of an operator that reads and writes `nbytes` in all: launch + nbytes/(fraction·bandwidth)."""
-    return fit.launch + np.asarray(nbytes, dtype=np.float64) / (fit.fraction * bandwidth)
+def memory_time(fit: Memory, units: float, bandwidth: float, nbytes: ArrayLike) -> Array:
+    """Seconds of an operator that reads and writes `nbytes` in all.
+
+    time = launch + nbytes/(fraction·bandwidth) + work·nbytes/units: plain streams have no `work`; reductions and
+    transcendental functions are bound by instructions too, the more the faster the memory of a multiprocessor is.
+    """
+    per_byte = 1 / (fit.fraction * bandwidth) + fit.work / units
+    return fit.launch + np.asarray(nbytes, dtype=np.float64) * per_byte

@@ -45,11 +45,21 @@ class Attention:
 
 
 @dataclass(frozen=True)
+class Decode:
+    """Constants of attention from a few queries to many keys (see `compute.decode_time`)."""
+
+    launch: float  # seconds
+    fraction: float  # of the memory bandwidth at which keys and values stream
+    per_head: float  # seconds a query head of a sequence costs besides
+
+
+@dataclass(frozen=True)
 class Memory:
     """Constants of a kind of memory-bound kernel."""
 
     launch: float  # seconds
     fraction: float  # of the memory bandwidth
+    work: float  # seconds one multiprocessor spends on a byte besides
 
 
 @dataclass(frozen=True)
@@ -58,10 +68,12 @@ class Kernels:
 
     key: str  # name in the calibration file
     units: int  # streaming multiprocessors (compute units on AMD): the width of a wave
+    sustained: float  # clock in a long run relative to the boost clock that matmuls were measured at
     gemm: Gemm
     gemm_fp8: Gemm
     attention: Attention
-    memory: Mapping[str, Memory]  # by kind: norm, activation, elementwise, and mixed for what is none or all of them
+    decode: Decode
+    memory: Mapping[str, Memory]  # by kind: what each operator family says, and mixed for what is none or all of them
 
 
 @cache
@@ -93,9 +105,10 @@ def kernels(device_name: str) -> Kernels:
     if "like" in entry:
         entry = {**devices[entry["like"]], **entry}
     return Kernels(
-        key=key, units=entry["units"],
+        key=key, units=entry["units"], sustained=entry.get("sustained", load("compute")["sustained"]["value"]),
         gemm=_section(Gemm, entry, base, "gemm"),
         gemm_fp8=_section(Gemm, entry, base, "gemm_fp8"),
         attention=_section(Attention, entry, base, "attention"),
+        decode=_section(Decode, entry, base, "decode"),
         memory={kind: Memory(**values) for kind, values in {**base["memory"], **entry.get("memory", {})}.items()},
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
@@ -61,52 +62,66 @@ class CostModel:
                              found=dtype, allowed=", ".join(flops))
         return flops[dtype]
 
-    def matmul(self, m: ArrayLike, n: ArrayLike, k: ArrayLike, *, batch: ArrayLike = 1, dtype: str = "bf16") -> Seconds:
-        """Seconds of `batch` products C[m,n] = A[m,k]·B[k,n] (see `compute.matmul_time`).
+    def matmul(self, m: ArrayLike, n: ArrayLike, k: ArrayLike, *, batch: ArrayLike = 1, dtype: str = "bf16",
+               accumulate: bool = False, own_cast: bool = False) -> Seconds:
+        """Seconds of `batch` products C[m,n] = A[m,k]·B[k,n] in a long run (see `compute.matmul_time`).
 
-        dtype: of operands and result. InputError if the device doesn't support it.
+        dtype: of operands and result. accumulate: the result is added to an fp32 tensor instead (a main gradient).
+        own_cast: each fp8 matmul converts A by a kernel of its own, as inference engines do; otherwise a conversion is
+        shared by the matmuls of forward and backward (`compute.SHARED_CAST`). InputError if the device doesn't support
+        `dtype`.
         """
-        device, peak = self.cluster.device, self.peak(dtype)
+        fit, peak = self._gemm(dtype, own_cast), self.peak(dtype) * self.kernels.sustained
         m, n, k, batch = sizes = _checked(m=m, n=n, k=k, batch=batch)
-        return _priced(compute.matmul_time(self._gemm(dtype), self.kernels.units, peak, device.hbm_bandwidth,
-                                           m, n, k, batch, _ITEMSIZE[dtype]), *sizes)
+        return _priced(compute.matmul_time(fit, self.kernels.units, peak, self.cluster.device.hbm_bandwidth, m, n, k,
+                                           batch, _ITEMSIZE[dtype], 8.0 if accumulate else None), *sizes)
 
     def attention(self, *, batch: ArrayLike, heads: ArrayLike, kv_heads: ArrayLike, q_len: ArrayLike, kv_len: ArrayLike,
                   head_dim: ArrayLike, causal: bool = True, dtype: str = "bf16", flash: bool | None = None,
-                  backward: bool = False) -> Seconds:
+                  backward: bool = False, fused_softmax: bool = True, kv_dtype: str | None = None) -> Seconds:
         """Seconds of the attention core, from q, k and v to its output, or of its backward pass.
 
         batch: sequences. heads, kv_heads: of queries, and of keys and values. q_len, kv_len: positions of a sequence.
         causal: the last query sees every key, each earlier one a key less. flash: fused (None: if the device has such
         kernels); otherwise two batched matmuls and passes over the scores, masked or not. backward: the backward pass
-        alone. InputError if the device doesn't support `dtype`.
+        alone. fused_softmax: whether scaling, mask and softmax are one kernel, where attention isn't fused. kv_dtype:
+        of the keys and values that a few queries read from a cache (None: `dtype`). InputError if the device doesn't
+        support `dtype`, or for an unknown `kv_dtype`.
         """
         device, fits = self.cluster.device, self.kernels
         peak, itemsize = self.peak(dtype), _ITEMSIZE[dtype]
         sizes = _checked(batch=batch, heads=heads, kv_heads=kv_heads, q_len=q_len, kv_len=kv_len, head_dim=head_dim)
         b, h, g, q, kv, d = sizes
         if device.flash_attention if flash is None else flash:
-            return _priced(compute.flash_time(
+            time = compute.flash_time(
                 fits.attention, fits.units, peak, device.hbm_bandwidth, b, h, g, q, kv, d, causal=causal,
-                backward=backward, itemsize=itemsize), *sizes)
+                backward=backward, itemsize=itemsize)
+            if not backward:
+                time = np.maximum(time, compute.decode_time(fits.decode, device.hbm_bandwidth, b, h, g, kv, d,
+                                                            _itemsize("kv_dtype", kv_dtype or dtype)))
+            return _priced(time, *sizes)
         return _priced(compute.unfused_time(
-            self._gemm(dtype), fits.memory["elementwise"], fits.units, peak, device.hbm_bandwidth, b, h, q, kv, d,
-            backward=backward, itemsize=itemsize), *sizes)
+            self._gemm(dtype), fits.memory["elementwise"], fits.units, peak * fits.sustained, device.hbm_bandwidth,
+            b, h, q, kv, d, backward=backward, itemsize=itemsize, fused_softmax=fused_softmax), *sizes)
 
     def memory_bound(self, nbytes: ArrayLike, kind: str = "mixed") -> Seconds:
         """Seconds of an operator that reads and writes `nbytes` of device memory in all.
 
-        kind: "norm", "activation", "elementwise" (adds, softmax passes), or "mixed", the fit over all three.
-        InputError for another kind.
+        kind: "norm", "activation", "elementwise" (adds, softmax passes, fused optimizer updates: plain streams),
+        "rotary", "embedding", or "mixed", one fit over the first three. InputError for another kind.
         """
         if kind not in self.kernels.memory:
             raise InputError("unknown kind of memory-bound operator", key="kind", found=kind,
                              allowed=", ".join(self.kernels.memory))
         (size,) = _checked(nbytes=nbytes)
-        return _priced(compute.memory_time(self.kernels.memory[kind], self.cluster.device.hbm_bandwidth, size), size)
+        return _priced(compute.memory_time(self.kernels.memory[kind], self.kernels.units,
+                                           self.cluster.device.hbm_bandwidth, size), size)
 
-    def _gemm(self, dtype: str) -> Gemm:
-        return self.kernels.gemm_fp8 if dtype == "fp8" else self.kernels.gemm
+    def _gemm(self, dtype: str, own_cast: bool = False) -> Gemm:
+        if dtype != "fp8":
+            return self.kernels.gemm
+        fit = self.kernels.gemm_fp8
+        return fit if own_cast else replace(fit, cast=min(fit.cast, compute.SHARED_CAST))
 
     # ------------------------------------------------------------ memory
 
@@ -195,6 +210,13 @@ def _checked(**sizes: ArrayLike) -> tuple[Array, ...]:
             raise InputError("a size can't be negative, infinite or no number", key=name, found=value, allowed="≥ 0")
         checked.append(size)
     return tuple(checked)
+
+
+def _itemsize(key: str, dtype: str) -> float:
+    """Bytes of an element. InputError for an unknown dtype."""
+    if dtype not in _ITEMSIZE:
+        raise InputError("unknown dtype", key=key, found=dtype, allowed=", ".join(_ITEMSIZE))
+    return _ITEMSIZE[dtype]
 
 
 def _priced(time: Array, *sizes: Array) -> Seconds:

@@ -39,6 +39,7 @@ ALL = devices()
 
 
 def matmul(device: str, m: float, n: float, k: float, batch: float = 1, faster: float = 1, wider: float = 1) -> float:
+    """Seconds at the boost clock."""
     d, fits = ALL[device], kernels(device)
     dtype = "bf16" if "bf16" in d.peak_flops else "fp16"
     return float(compute.matmul_time(fits.gemm, fits.units, faster * d.peak_flops[dtype], wider * d.hbm_bandwidth, m, n,
@@ -118,9 +119,21 @@ def test_a_partial_wave_costs_a_whole_one() -> None:
 
 @pytest.mark.parametrize("row", measured("matmul"), ids=lambda r: f"{r[0]}-{r[1]}x{r[2]}x{r[3]}")
 def test_matmul_against_measured(row: tuple[str, int, int, int, float]) -> None:
-    """25 %: above the 90th percentile of the fits' error on large matmuls, 9–22 %."""
+    """25 %: above the 90th percentile of the fits' error on large matmuls. Those of 1 ms and more ran at a lower clock,
+    but for A100's, whose operands hardly drew power."""
     device, m, n, k, seconds = row
-    assert matmul(device, m, n, k) == pytest.approx(seconds, rel=0.25)
+    clock = kernels(device).sustained if seconds >= 1e-3 and not device.startswith("a100") else 1.0
+    assert matmul(device, m, n, k, faster=clock) == pytest.approx(seconds, rel=0.25)
+
+
+def test_a_long_run_is_slower_than_the_boost_clock() -> None:
+    """thonking.ai: 8,192³ on A100, normally distributed operands 257 TFLOP/s, zeros 295; Azure: 254 for cuBLASLt."""
+    sustained, boost = (float(2 * 8192**3 / matmul("a100-sxm4-80gb", 8192, 8192, 8192, faster=clock) / 1e12)
+                        for clock in (kernels("A100").sustained, 1.0))
+    assert sustained == pytest.approx(256, rel=0.06)
+    assert boost == pytest.approx(294, rel=0.06)
+    assert kernels("B200").sustained > kernels("H100").sustained
+    assert kernels("A40").sustained == 1  # its table was measured in whole layers
 
 
 @pytest.mark.parametrize("row", measured("attention"), ids=lambda r: f"{r[0]}-{r[1]}x{r[2]}x{r[3]}")
@@ -162,12 +175,55 @@ def test_a_device_finds_its_own_constants() -> None:
 
 
 def test_mi300x_reaches_its_measured_fraction() -> None:
-    seconds = matmul("mi300x-192gb", 8192, 8192, 8192)
+    seconds = matmul("mi300x-192gb", 8192, 8192, 8192, faster=kernels("mi300x").sustained)
     assert 2 * 8192**3 / seconds / 1e12 == pytest.approx(668, rel=0.1)
 
 
-def test_memory_bound_takes_bytes_over_bandwidth() -> None:
-    fit = kernels("A100").memory["elementwise"]
-    one, two = compute.memory_time(fit, 2e12, [1e9, 2e9])
-    assert math.isclose(two - one, 1e9 / (fit.fraction * 2e12))
+def test_memory_bound_takes_bytes_over_bandwidth_and_work() -> None:
+    fit = kernels("A100").memory["norm"]
+    one, two = compute.memory_time(fit, 108, 2e12, [1e9, 2e9])
+    assert math.isclose(two - one, 1e9 / (fit.fraction * 2e12))  # one device's fit leaves all to the memory
     assert one - 1e9 / (fit.fraction * 2e12) == pytest.approx(fit.launch)
+    unknown = kernels("Imaginary 9000").memory["norm"]
+    one, two = compute.memory_time(unknown, 50, 2e12, [1e9, 2e9])
+    assert two - one == pytest.approx(1e9 * (1 / (unknown.fraction * 2e12) + unknown.work / 50))
+
+
+def test_norms_use_less_of_a_faster_memory() -> None:
+    """A40's norms reach 61 % of 696 GB/s, A100's 35 % of 2,039 and H100's 34 % of 3,350 (vidur)."""
+    fit = kernels("Imaginary 9000").memory["norm"]
+    for units, bandwidth, fraction in ((84, 696e9, 0.61), (108, 2039e9, 0.35), (132, 3350e9, 0.34)):
+        got = 1e9 / float(compute.memory_time(fit, units, bandwidth, 1e9)) / bandwidth
+        assert got == pytest.approx(fraction, rel=0.2)
+
+
+def test_pytorchs_layer_norm_is_met() -> None:
+    """pytorch#87445: forward and backward of 8,192 × 4,096 in half precision on A100, 509 µs: two and three passes."""
+    got = compute.memory_time(kernels("A100").memory["norm"], 108, 2039e9, np.array([2, 3]) * 2 * 8192 * 4096).sum()
+    assert got == pytest.approx(509e-6, rel=0.1)
+
+
+@LAWS
+@given(names, st.integers(1, 256), st.integers(1, 96), st.integers(1, 100_000), st.integers(0, 2))
+def test_decode_never_shrinks_with_a_size(device: str, batch: int, heads: int, kv: int, which: int) -> None:
+    d, fits = ALL[device], kernels(device)
+    small = [batch, heads, kv]
+    large = [x * (2 if i == which else 1) for i, x in enumerate(small)]
+    one, two = (float(compute.decode_time(fits.decode, d.hbm_bandwidth, b, h, 8, n, 128)) for b, h, n in (small, large))
+    assert two >= one
+    nbytes = 4 * batch * 8 * kv * 128
+    assert nbytes / d.hbm_bandwidth < one
+    half = float(compute.decode_time(fits.decode, d.hbm_bandwidth, batch, heads, 8, kv, 128, kv_itemsize=1))
+    assert one - half == pytest.approx(nbytes / 2 / (fits.decode.fraction * d.hbm_bandwidth), rel=1e-3)
+
+
+def test_a_naive_softmax_and_an_accumulated_gradient_cost_more() -> None:
+    fits, d = kernels("A100"), ALL["a100-sxm4-80gb"]
+    peak = d.peak_flops["bf16"]
+    args = (fits.gemm, fits.memory["elementwise"], fits.units, peak, d.hbm_bandwidth, 4, 16, 2048, 2048, 128)
+    for backward in (False, True):
+        fused, naive = (float(compute.unfused_time(*args, backward=backward, fused_softmax=f)) for f in (True, False))
+        assert 1.5 < naive / fused < 4
+    plain, added = (float(compute.matmul_time(fits.gemm, fits.units, peak, d.hbm_bandwidth, 4096, 1024, 2048,
+                                              result_bytes=n)) for n in (None, 8.0))
+    assert plain < added < plain + 6 * 4096 * 1024 / (fits.gemm.memory * d.hbm_bandwidth)
