@@ -1,0 +1,215 @@
+"""From a row to its price: what `autoplan.estimate` says of the run that the row records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from inspect import signature
+from itertools import pairwise
+from typing import Any
+
+import autoplan
+from autoplan.cluster import Cluster
+from autoplan.errors import InputError, NoPlanError
+from autoplan.model import ModelGraph
+from autoplan.model.facts import forward_flops_per_token
+from autoplan.plan.schema import Plan, StageMemory
+from autoplan.runtimes import load as load_runtime
+from autoplan.runtimes import names as runtime_names
+from autoplan.workload import Precision
+
+from . import clusters, models
+from .assumptions import Assumed, assumed
+from .models import Unpriced
+from .rows import Row
+
+GIB = 2**30
+GB = 10**9
+_PRECISIONS = (("fp4", "fp4"), ("fp8", "fp8"), ("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16"),
+               ("float16", "fp16"), ("tf32", "tf32"), ("fp32", "fp32"))
+
+
+@dataclass(frozen=True)
+class Price:
+    """What is predicted for a row, beside what was measured.
+
+    seconds: of a step. memory, measured_memory: bytes, of the stages and the kinds of memory that the source counts.
+    fits: whether every stage fits its devices. ideal: seconds of the step's FLOPs (recompute included) at the peak.
+    terms: seconds of a step by cause. ignored: assumptions that can't be said to `estimate` yet.
+    """
+
+    row: Row
+    assumed: Assumed
+    precision: str
+    seconds: float
+    memory: float
+    measured_memory: float | None
+    fits: bool
+    ideal: float
+    terms: Mapping[str, float]
+    held: Mapping[str, float]
+    parameters: int
+    ignored: tuple[str, ...]
+
+
+Plans = dict[tuple[int, int, str], tuple[Plan, tuple[str, ...]]]  # by graph, cluster and arguments
+
+
+def price(row: Row, plans: Plans) -> Price:
+    """Price a row. plans: those of earlier rows, added to. Raises Unpriced, with the reason, where it can't be done."""
+    if row.step_time_norm_s is None and row.mem_gib is None and row.oom is None:
+        raise Unpriced("nothing measured: neither step time nor memory")
+    given = assumed(row)
+    if given.skip is not None:
+        raise Unpriced(given.skip)
+    try:
+        graph, cluster = models.graph_of(row, given), clusters.on(row, given)
+        arguments = arguments_of(row, given, graph, cluster)
+        plan, ignored = _estimate(graph, cluster, arguments, plans)
+    except (InputError, NoPlanError) as error:
+        raise Unpriced(" ".join(str(error).split())) from None
+    return _price(row, given, graph, cluster, plan, ignored, arguments)
+
+
+def arguments_of(row: Row, given: Assumed, graph: ModelGraph, cluster: Cluster) -> dict[str, object]:
+    """Return the arguments of `estimate` for a row. Raises Unpriced where a degree isn't recorded."""
+    tp, pp, cp = row.tp or given.tp, row.pp or given.pp, row.cp or given.cp or 1
+    if tp is None or pp is None:
+        raise Unpriced("plan not recorded: tp or pp")
+    dp, rest = divmod(cluster.num_devices, tp * pp * cp)
+    if rest:
+        raise Unpriced(f"tp {tp} · pp {pp} · cp {cp} don't divide {cluster.num_devices} GPUs")
+    batch = row.global_batch
+    if batch is None:
+        raise Unpriced("global batch not recorded")
+    seq_len = row.seq_len or given.seq_len
+    if seq_len is None:
+        raise Unpriced("sequence length not recorded")
+    precision = precision_of(row.precision) or given.precision
+    if precision is None:
+        raise Unpriced("precision not recorded")
+    if precision not in {one.value for one in Precision}:
+        raise Unpriced(f"precision {precision} isn't modelled")
+    recompute = recompute_of(row.recompute) or given.recompute or "none"
+    chunks = row.vpp or given.virtual_stages or 1
+    interleaved = chunks > 1 and pp > 1
+    schedule = "interleaved" if interleaved else "gpipe" if "gpipe" in row.schedule.lower() else "1f1b"
+    if "interleaved" in row.schedule.lower() and not interleaved:
+        raise Unpriced("interleaved: virtual stages not recorded")
+    zero = row.zero_stage if row.zero_stage is not None else given.zero
+    found: dict[str, object] = {
+        "tp": tp, "pp": pp, "dp": dp, "cp": cp, "micro_batch_size": micro_batch_of(row, given, dp),
+        "global_batch_size": batch, "seq_len": seq_len, "precision": precision, "optimizer": given.optimizer,
+        "grad_dtype": given.grad_dtype if precision != "fp32" else None, "zero": zero, "recompute": recompute,
+        "sequence_parallel": bool(row.seq_parallel) if row.seq_parallel is not None else given.sequence_parallel,
+        "schedule": schedule, "virtual_stages": chunks if interleaved else 1, "runtime": given.runtime,
+        "attention": attention_of(row, given), "dropout": given.dropout,
+        "reduce_dtype": given.reduce_dtype if precision != "fp32" else None,
+        "layers": None if interleaved else layers_of(row, given, graph.num_layers - 2, pp),
+        "ep": row.ep or 1, "shard": _shard(row, given, dp * cp),
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def precision_of(text: str) -> str | None:
+    """Return the precision that a source's words mean, None where they name none."""
+    lowered = text.lower()
+    return next((name for part, name in _PRECISIONS if part in lowered), None)
+
+
+def recompute_of(text: str) -> str | None:
+    """Return the recompute policy that a source's words mean."""
+    return next((name for name in ("full", "selective", "none") if text.lower().startswith(name)), None)
+
+
+def attention_of(row: Row, given: Assumed) -> str | None:
+    """Return the attention kernel: the row's if it is a fused one, else what is assumed."""
+    return "flash" if "flash" in row.attn_impl or "cuDNN" in row.attn_impl else given.attention
+
+
+def micro_batch_of(row: Row, given: Assumed, dp: int) -> int:
+    """Return sequences of a micro-batch. Raises Unpriced where neither it nor the accumulation steps are recorded."""
+    if row.micro_batch is not None:
+        return row.micro_batch
+    steps = row.grad_accum or (1 if given.micro_batch == "one" else None)
+    if steps is not None and row.global_batch is not None and row.global_batch % (dp * steps) == 0:
+        return row.global_batch // (dp * steps)
+    if isinstance(given.micro_batch, int):
+        return given.micro_batch
+    raise Unpriced("micro-batch not recorded")
+
+
+def layers_of(row: Row, given: Assumed, count: int, pp: int) -> list[int] | None:
+    """Return the layers of each stage, None where they are cut as well as they can be (see `Assumed.cut`)."""
+    if given.cut == "best":
+        return None
+    if given.cut == "items":
+        bounds = json.loads(row.plan_json)["layer_partition"] if row.plan_json else None
+        if bounds is None:
+            raise Unpriced("layers of each stage not recorded")
+        edges = [min(max(edge - given.items_before, 0), count) for edge in bounds]
+        return [b - a for a, b in pairwise(edges)]
+    if given.cut == "ends" and (count + 2) % pp == 0 and pp > 1:
+        each = (count + 2) // pp
+        return [each - (index in (0, pp - 1)) for index in range(pp)]
+    if given.cut == "ceil":
+        each = -(-count // pp)
+        return [max(0, min(each, count - index * each)) for index in range(pp)]
+    return [count // pp + (index < count % pp) for index in range(pp)]
+
+
+def _shard(row: Row, given: Assumed, replicas: int) -> int | None:
+    shard = row.fsdp_shard or given.shard
+    return shard if shard is not None and shard < replicas else None
+
+
+@cache
+def _parameters() -> frozenset[str]:
+    return frozenset(signature(autoplan.estimate).parameters)
+
+
+def _estimate(graph: ModelGraph, cluster: Cluster, arguments: Mapping[str, object],
+              plans: Plans) -> tuple[Plan, tuple[str, ...]]:
+    """Estimate, each configuration once; leave out and name what `estimate` doesn't take yet."""
+    key = (id(graph), id(cluster), json.dumps(arguments, sort_keys=True))
+    if key not in plans:
+        plans[key] = _estimated(graph, cluster, dict(arguments))
+    return plans[key]
+
+
+def _estimated(graph: ModelGraph, cluster: Cluster, asked: Mapping[str, Any]) -> tuple[Plan, tuple[str, ...]]:
+    ignored = [key for key, value in asked.items() if key not in _parameters() and value not in (False, 1)]
+    kept = {key: value for key, value in asked.items() if key in _parameters()}
+    if kept["runtime"] not in runtime_names():
+        ignored.append(f"runtime {kept.pop('runtime')}")
+    return autoplan.estimate(graph, cluster, **kept), tuple(ignored)
+
+
+def _price(row: Row, given: Assumed, graph: ModelGraph, cluster: Cluster, plan: Plan, ignored: tuple[str, ...],
+           arguments: Mapping[str, object]) -> Price:
+    stages = (plan.stages[0], plan.stages[-1]) if given.memory_stages == "ends" else plan.stages
+    fullest = max((stage.memory for stage in stages), key=lambda memory: memory.total_bytes)
+    unit = GB if given.memory_unit == "gb" else GIB
+    breakdown = plan.predicted.breakdown.model_dump()
+    passes = 4 if arguments["recompute"] == "full" else 3
+    tokens = int(str(arguments["global_batch_size"])) * int(str(arguments["seq_len"]))
+    flops = passes * tokens * forward_flops_per_token(graph, int(str(arguments["seq_len"])))
+    precision = str(arguments["precision"])
+    return Price(
+        row=row, assumed=given, precision=precision, seconds=plan.predicted.iteration_time_s,
+        memory=counted(fullest, given.memory_counts, load_runtime(plan.runtime).likely.context_bytes),
+        measured_memory=None if row.mem_gib is None else row.mem_gib * unit,
+        fits=all(stage.memory.high_bytes <= stage.memory.capacity_bytes for stage in plan.stages),
+        ideal=flops / cluster.num_devices / cluster.device.peak_flops[precision],
+        terms={key.removesuffix("_s"): value for key, value in breakdown.items()},
+        held=fullest.breakdown.model_dump(), parameters=plan.model.parameters.total, ignored=ignored,
+    )
+
+
+def counted(memory: StageMemory, counts: str, context: float) -> float:
+    """Return the bytes of a stage's peak that a source counts: all, without the context, or without any reserve."""
+    if counts == "allocated":
+        return memory.total_bytes - memory.breakdown.reserve
+    return memory.total_bytes - (context if counts == "reserved" else 0.0)
