@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from autoplan.model.graph import BATCH, KV_SEQ, SEQ, TOKEN_DIMS, LayerClass, ModelGraph, Op
+from autoplan.model.graph import BATCH, EXPERTS, KV_SEQ, SEQ, TOKEN_DIMS, LayerClass, ModelGraph, Op
 
 DEFAULT_SEQ_LEN = 8192  # tokens, where a model allows more and names no length of its own
 
@@ -12,19 +12,32 @@ DEFAULT_SEQ_LEN = 8192  # tokens, where a model allows more and names no length 
 def parameters(graph: ModelGraph) -> dict[str, int]:
     """Count parameters; one tied to another layer's counts there, once.
 
-    total: of the model. active: those that a token passes through (all of them in a dense model). embedding, layers,
-    head: the parts of the total in the layers without an input, with both ends, and without an output.
+    total: of the model, without the modules that only training has (mtp), as it is published. active: those that a token
+    passes through (all of them in a dense model, `top_k` of the experts). embedding, layers, head: the parts of the
+    total in the layers that look up tokens or cut images to patches, that end in the loss, and between. experts: those
+    of all experts, and mtp: of the modules that predict further tokens; each only where there are any.
     """
-    parts = {"embedding": 0, "layers": 0, "head": 0}
+    parts = {"embedding": 0, "layers": 0, "head": 0, "mtp": 0}
+    experts = active_experts = 0
     for index in graph.layers:
-        parts[_part(graph.classes[index])] += graph.classes[index].num_params()
-    return {"total": graph.num_params, "active": graph.num_params, **parts}
+        layer = graph.classes[index]
+        parts[_part(layer)] += layer.num_params()
+        if _part(layer) != "mtp":
+            for op in layer.ops:
+                numel = sum(op.numel(param) for param in op.params) if op.kind == "experts" else 0
+                experts += numel
+                active_experts += numel * int(op.attr("top_k") or 1) // op.static_sizes.get(EXPERTS, 1)
+    mtp = parts.pop("mtp")
+    total = sum(parts.values())
+    some = {"experts": experts, "mtp": mtp}
+    return {"total": total, "active": total - experts + active_experts, **parts,
+            **{name: count for name, count in some.items() if count}}
 
 
 def forward_flops_per_token(graph: ModelGraph, seq_len: int) -> int:
-    """Return the model FLOPs of one token's forward pass in a sequence of `seq_len` tokens.
+    """Return the model FLOPs of one token's forward pass in a sequence of `seq_len` tokens, whole FLOPs.
 
-    Each operator's family counts its own (`autoplan.model.ops`): a contraction takes 2 · ∏(its loop dims other than
+    What a sequence has once (its images, an encoder's input of fixed length) is shared by its tokens. Each operator's family counts its own (`autoplan.model.ops`): a contraction takes 2 · ∏(its loop dims other than
     tokens), an attention 4 · heads · head_dim · keys, where every token meets all `seq_len` keys (at most a window of
     them) though a causal mask hides half; look-ups, norms and elementwise work count as nothing. This is the
     convention of MFU (PaLM, Chowdhery et al., 2022, appendix B), whose 6N + 12LHQT for forward and backward is three
@@ -32,15 +45,16 @@ def forward_flops_per_token(graph: ModelGraph, seq_len: int) -> int:
     """
     from autoplan.model import ops  # imports numpy, which facts alone don't need
 
-    sizes = {BATCH: 1, SEQ: 1, KV_SEQ: seq_len}
+    sizes = {BATCH: 1, SEQ: seq_len, KV_SEQ: seq_len}
     per_class = [sum(ops.flops(op, sizes | op.static_sizes) for op in layer.ops) for layer in graph.classes]
-    return sum(per_class[index] for index in graph.layers)
+    return sum(per_class[index] for index in graph.layers) // seq_len
 
 
 def unmasked_flops_per_token(graph: ModelGraph, seq_len: int) -> float:
     """Return `forward_flops_per_token` without what a causal mask hides: what no kernel can do without.
 
-    Over a sequence of s tokens with a window of w (s where there is none) a token attends to w − w²/2s keys on average.
+    Over a sequence of s tokens with a window of w (s where there is none) a token attends to w − w²/2s keys on average,
+    in chunks of c to c/2.
     """
     from autoplan.model import ops
 
@@ -48,11 +62,11 @@ def unmasked_flops_per_token(graph: ModelGraph, seq_len: int) -> float:
     for index in graph.layers:
         for op in graph.classes[index].ops:
             if op.kind == "attention" and op.attr("causal"):
-                window = min(int(op.attr("window") or seq_len), seq_len)
-                keys = window - window**2 / (2 * seq_len)
+                seen = min(int(op.attr("window") or op.attr("chunk") or seq_len), seq_len)
+                keys = seen / 2 if op.attr("chunk") else seen - seen**2 / (2 * seq_len)
                 total += keys * ops.flops(op, {BATCH: 1, SEQ: 1, KV_SEQ: 1} | op.static_sizes)
             else:
-                total += ops.flops(op, {BATCH: 1, SEQ: 1, KV_SEQ: seq_len} | op.static_sizes)
+                total += ops.flops(op, {BATCH: 1, SEQ: seq_len, KV_SEQ: seq_len} | op.static_sizes) / seq_len
     return total
 
 
@@ -94,13 +108,20 @@ def describe(graph: ModelGraph) -> dict[str, object]:
 
 
 def _part(layer: LayerClass) -> str:
-    if layer.input is None:
-        return "embedding"
-    return "head" if layer.output is None else "layers"
+    if layer.output is None:
+        return "head"
+    if layer.name == "mtp":
+        return "mtp"
+    reads = layer.input is None or any(op.kind == "embedding" for op in layer.ops)
+    return "embedding" if reads else "layers"
 
 
 def _kv_elements(op: Op) -> int:
-    """Elements of every operand that spans the key/value sequence."""
+    """Elements of the keys and values of an attention that grows with the tokens, or what is cached in their place."""
+    if op.kind != "attention" or not op.attr("causal"):
+        return 0
+    if op.attr("cached") is not None:
+        return int(op.attr("cached") or 0)
     sizes = op.static_sizes | {name: value for name, value in op.attrs if isinstance(value, int)}
     return sum(
         math.prod(sizes[name] for name in operand.dims if name not in (*TOKEN_DIMS, KV_SEQ))

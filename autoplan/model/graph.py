@@ -18,6 +18,13 @@ from functools import cached_property
 BATCH, SEQ, KV_SEQ = "batch", "seq", "kv_seq"
 TOKEN_DIMS = (BATCH, SEQ)
 STREAM = (*TOKEN_DIMS, "hidden")  # the residual stream of a transformer
+EXPERTS = "experts"
+
+# Dims that are never split: parts of a head, widths that a norm or a router needs whole, taps of a convolution.
+UNSPLIT = frozenset((
+    "head_dim", "value_dim", "nope_dim", "rope_dim", "q_latent", "kv_latent", "latent", "positions", "routes", "state",
+    "taps", "seq_in", "pixels", "merged", "buckets", "types",
+))
 
 
 @dataclass(frozen=True)
@@ -30,10 +37,14 @@ class Dim:
 
 @dataclass(frozen=True)
 class Operand:
-    """An activation as one operator sees it: the tensor's name and, position by position, the loop dims it spans."""
+    """An activation as one operator sees it: the tensor's name and, position by position, the loop dims it spans.
+
+    density: the part of its positions along `seq` that hold something; a token goes to few of the `experts`.
+    """
 
     tensor: str
     dims: tuple[str, ...]
+    density: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -95,18 +106,20 @@ class LayerClass:
     """A layer: operators in topological order, with at most one input and one output activation (the residual stream).
 
     The first layer of a model has no input tensor (it reads token ids), the last has no output tensor (it ends in the
-    loss).
+    loss). carried: activations that pass through the layer beside the residual stream, unchanged: read by it (by their
+    tensors' names) or only handed on, such as an encoder's output on its way to all layers of the decoder.
     """
 
     name: str
     ops: tuple[Op, ...]
     input: Operand | None
     output: Operand | None
+    carried: tuple[Operand, ...] = ()
 
     @cached_property
     def key(self) -> str:
         """Structural hash: equal for layers that differ in their name alone."""
-        text = repr((self.ops, self.input, self.output))
+        text = repr((self.ops, self.input, self.output, self.carried))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def params(self) -> Iterator[tuple[Op, Param]]:

@@ -1,151 +1,156 @@
-"""The operator graph of a dense decoder-only transformer."""
+"""The operator graph of a transformer: a chain of layers from the embedding to the loss.
+
+An operator's name is its output tensor's name; a layer's input is the tensor "x". `kv_seq` is `seq` as the keys and
+values of an attention see it. A layer is `add1 = x + mixer(norm1(x))`, `add2 = add1 + mlp(norm2(add1))`, where norms
+stand before; other places of norms and parallel residuals are wired by `layer`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
-from autoplan.errors import InputError
-from autoplan.model.graph import (
-    BATCH,
-    KV_SEQ,
-    SEQ,
-    STREAM,
-    TOKEN_DIMS,
-    Dim,
-    LayerClass,
-    ModelGraph,
-    Op,
-    Operand,
-    Param,
-)
+from autoplan.model.architectures.ends import Ends
+from autoplan.model.architectures.mixers import cross_attention, mixer
+from autoplan.model.architectures.mlps import mlp
+from autoplan.model.architectures.wiring import Wiring
+from autoplan.model.graph import STREAM, LayerClass, ModelGraph, Op, Operand
 
 if TYPE_CHECKING:
-    from autoplan.model.blocks import Block
+    from autoplan.model.blocks import Block, Stack
     from autoplan.model.spec import TransformerSpec
 
-QUERY = (*TOKEN_DIMS, "heads", "head_dim")
-KEY = (*TOKEN_DIMS, "kv_heads", "head_dim")
-INNER = (*TOKEN_DIMS, "ffn")
-LOGITS = (*TOKEN_DIMS, "vocab")
+Part = Callable[[str], Iterator[Op]]  # from its input tensor to its operators
+Fact = int | float | bool | str
+
+
+class _Chain:
+    """Layer classes as they are first met, and the chain of their indices."""
+
+    def __init__(self) -> None:
+        self.classes: list[LayerClass] = []
+        self.layers: list[int] = []
+
+    def append(self, layer: LayerClass) -> None:
+        """Put one layer at the end."""
+        self.stack({layer.name: layer}, (layer.name,))
+
+    def stack(self, classes: dict[str, LayerClass], order: tuple[str, ...]) -> None:
+        """Put layers, given by name, at the end."""
+        first = {name: len(self.classes) + index for index, name in enumerate(classes)}
+        self.classes += classes.values()
+        self.layers += [first[name] for name in order]
 
 
 def transformer(spec: TransformerSpec) -> ModelGraph:
-    """Build the graph: an embedding layer, `spec.layers` equal transformer layers, and the head with the loss.
+    """Build the graph: what is read, the layers in order, and the head with the loss.
 
-    An operator's name is its output tensor's name; a layer's input is the tensor "x". `kv_seq` is `seq` as the keys and
-    values of an attention see it. Each layer is `add1 = x + o(attention(norm1(x)))`, `add2 = add1 + mlp(norm2(add1))`.
+    A vision tower and an encoder stand before the decoder. The vision tower's output, projected, joins the decoder's
+    embedding; the encoder's is carried to every layer of the decoder.
     """
+    chain = _Chain()
+    ends = Ends(spec)
+    before: str | None = None  # what the decoder's embedding finds on the stream
+    carried: tuple[Operand, ...] = ()
+    sizes: dict[str, int | None] = {"hidden": spec.hidden, "vocab": spec.vocab or None}
+    if spec.vision is not None:
+        chain.append(ends.image_input(spec.vision))
+        wiring = Wiring({"hidden": spec.vision.hidden}, norm_kind=spec.vision.norm,
+                        seq_len=spec.vision.patches.tokens)
+        chain.stack(*_layers(spec.vision, wiring, "vision", causal=False))
+        before = "vision"
+        sizes |= {"memory_hidden": spec.hidden, "memory_seq": spec.vision.patches.tokens // spec.vision.merge}
+    if spec.encoder is not None:
+        chain.append(ends.encoder_input(spec.encoder))
+        wiring = Wiring({"hidden": spec.encoder.hidden}, norm_kind=spec.encoder.norm, seq_len=spec.encoder.seq_len)
+        chain.stack(*_layers(spec.encoder, wiring, "encoder", causal=False))
+        before = "encoder"
+        sizes |= {"memory_hidden": spec.encoder.hidden, "memory_seq": spec.encoder.seq_len}
+    if any(block.cross_attention or block.mixer_kind == "cross" for block in spec.kinds.values()):
+        carried = (Operand("memory", STREAM),)
+    wiring = Wiring(sizes, norm_kind=spec.norm)
+    chain.append(ends.input(before, carried))
+    chain.stack(*_layers(spec, wiring, "layer", causal=spec.causal, carried=carried))
+    if spec.mtp:
+        block = spec.kinds[spec.order[-1]]
+        chain.stack({"mtp": ends.mtp(layer(block, wiring, "mtp_x", causal=True))}, ("mtp",) * spec.mtp)
+    chain.append(ends.head())
+    return ModelGraph(name=spec.name, classes=tuple(chain.classes), layers=tuple(chain.layers), facts=_facts(spec))
+
+
+def _layers(stack: Stack, wiring: Wiring, name: str, *, causal: bool,
+            carried: tuple[Operand, ...] = ()) -> tuple[dict[str, LayerClass], tuple[str, ...]]:
+    """Return the classes of a stack's layers, and each layer's by its key."""
+    classes = {}
+    for kind, block in stack.kinds.items():
+        ops = layer(block, wiring, "x", causal=causal)
+        title = name if not kind else kind if name == "layer" else f"{name}_{kind}"
+        classes[kind] = LayerClass(title, tuple(ops), Operand("x", STREAM), ops[-1].output, carried)
+    return classes, stack.order
+
+
+def layer(block: Block, wiring: Wiring, x: str, *, causal: bool) -> list[Op]:
+    """Return the operators of one layer on the stream `x`; the last one's output is the stream again."""
+    w = Wiring(wiring.sizes, norm_kind=block.norm)
+    parts: list[tuple[str, Part]] = []
+    if block.mixer_kind != "none":
+        parts.append(("1", partial(mixer, block, w, causal=causal)))
+    if block.cross_attention:
+        parts.append(("_cross", partial(cross_attention, block, w)))
+    if block.mlp_kind != "none":
+        parts.append(("2", partial(mlp, block, w)))
+    if not parts:  # a layer that a search for smaller networks has emptied
+        return [w.elementwise("same", "pass", (x,))]
+    return _serial(block, w, x, parts) if block.residual == "serial" else _parallel(block, w, x, parts)
+
+
+def _serial(block: Block, w: Wiring, x: str, parts: list[tuple[str, Part]]) -> list[Op]:
+    """Each part on what the part before has left, added to it."""
+    ops: list[Op] = []
+    for suffix, part in parts:
+        into = x
+        if block.norms in ("pre", "sandwich"):
+            ops.append(w.norm(f"norm{suffix}", x))
+            into = ops[-1].name
+        ops += part(into)
+        if block.norms in ("sandwich", "output"):
+            ops.append(w.norm(f"post_norm{suffix}", ops[-1].name))
+        ops.append(w.add(f"add{suffix}", x, ops[-1].name))
+        if block.norms == "post":
+            ops.append(w.norm(f"norm{suffix}", ops[-1].name))
+        x = ops[-1].name
+    return ops
+
+
+def _parallel(block: Block, w: Wiring, x: str, parts: list[tuple[str, Part]]) -> list[Op]:
+    """All parts on the stream, behind a norm each or one for all; their results are added at once."""
+    ops: list[Op] = []
+    results = [x]
+    for suffix, part in parts:
+        own = block.residual == "parallel" or suffix == parts[0][0]
+        if own:
+            ops.append(w.norm(f"norm{suffix}", x))
+        ops += part(f"norm{suffix if own else parts[0][0]}")
+        results.append(ops[-1].name)
+    ops.append(w.add("add2", *results))
+    return ops
+
+
+def _facts(spec: TransformerSpec) -> dict[str, Fact]:
+    """Return what people ask of an architecture, of its first kind of layer where there are several."""
     block = next(iter(spec.kinds.values()))
-    if (len(spec.kinds) > 1 or block.mixer_kind != "attention" or block.mlp_kind != "dense" or block.norms != "pre"
-            or block.residual != "serial" or spec.architecture != "decoder" or spec.patches or spec.vision):
-        raise InputError("the graph of this architecture isn't supported yet", where=spec.name)
-    build = _Builder(spec, block)
-    classes = (build.embedding(), build.layer(), build.head())
-    facts: dict[str, int | float | bool | str | None] = {
+    moe = next((one.moe for one in spec.kinds.values() if one.mlp_kind == "moe"), None)
+    experts = {"experts": moe.experts, "top_k": moe.top_k, "expert_ffn": moe.ffn} if moe is not None else {}
+    tokens = spec.patches.tokens if spec.patches is not None else None
+    facts: dict[str, Fact | None] = {
         "architecture": spec.architecture, "source": spec.source,
         "hidden": spec.hidden, "layers": spec.layers, "heads": block.heads, "kv_heads": block.kv_heads,
-        "head_dim": block.head_dim, "ffn": block.ffn, "vocab": spec.vocab, "max_positions": spec.max_positions,
-        "seq_len": spec.seq_len, "global_batch_size": spec.global_batch_size,
+        "head_dim": block.head_dim, "ffn": block.ffn, "vocab": spec.vocab or None,
+        **experts,
+        "encoder_layers": None if spec.encoder is None else spec.encoder.layers,
+        "vision_layers": None if spec.vision is None else spec.vision.layers,
+        "max_positions": spec.max_positions, "seq_len": spec.seq_len or tokens,
+        "global_batch_size": spec.global_batch_size,
     }
-    return ModelGraph(
-        name=spec.name, classes=classes, layers=(0, *[1] * spec.layers, 2),
-        facts={key: value for key, value in facts.items() if value is not None},
-    )
-
-
-class _Builder:
-    """Makes operators whose dims have the spec's sizes."""
-
-    def __init__(self, spec: TransformerSpec, block: Block) -> None:
-        self.spec, self.block = spec, block
-        self.sizes = {
-            "hidden": spec.hidden, "heads": block.heads, "kv_heads": block.kv_heads, "head_dim": block.head_dim,
-            "ffn": block.ffn, "vocab": spec.vocab, "positions": spec.max_positions,
-        }
-
-    def embedding(self) -> LayerClass:
-        ops = [self.op("embedding", "embedding", (*TOKEN_DIMS, "vocab", "hidden"), (), STREAM,
-                       (Param("table", ("vocab", "hidden")),))]
-        if self.spec.positions == "learned":
-            ops.append(self.op("position", "elementwise", (*STREAM, "positions"), (Operand(ops[-1].name, STREAM),),
-                               STREAM, (Param("position", ("positions", "hidden")),),
-                               attrs=(("function", "position"),)))
-        if self.spec.embedding_norm:
-            ops.append(self.norm("embedding_norm", ops[-1].name))
-        return LayerClass("embedding", tuple(ops), None, ops[-1].output)
-
-    def layer(self) -> LayerClass:
-        ops = (*self.attention("x"), *self.mlp("add1"))
-        return LayerClass("layer", ops, Operand("x", STREAM), ops[-1].output)
-
-    def head(self) -> LayerClass:
-        weight = Param("weight", ("hidden", "vocab"), tied="embedding.table" if self.spec.tied_embeddings else None)
-        loss = self.op("loss", "loss", LOGITS, (Operand("head", LOGITS),), TOKEN_DIMS)
-        ops = (
-            self.norm("final_norm", "x"),
-            self.op("head", "contraction", (*STREAM, "vocab"), (Operand("final_norm", STREAM),), LOGITS, (weight,)),
-            loss,
-        )
-        return LayerClass("head", ops, Operand("x", STREAM), None)
-
-    def attention(self, x: str) -> Iterator[Op]:
-        """The attention block on the residual stream `x`, its result `add1` included."""
-        spec = self.spec
-        yield self.norm("norm1", x)
-        yield self.projection("q", "norm1", ("hidden",), ("heads", "head_dim"), bias="qkv" in spec.biases)
-        yield self.projection("k", "norm1", ("hidden",), ("kv_heads", "head_dim"), bias="qkv" in spec.biases)
-        yield self.projection("v", "norm1", ("hidden",), ("kv_heads", "head_dim"), bias="qkv" in spec.biases)
-        q, k = "q", "k"
-        if spec.qk_norm:
-            weight = (Param("weight", ("head_dim",)),)
-            yield self.op("norm_q", "norm", QUERY, (Operand(q, QUERY),), QUERY, weight)
-            yield self.op("norm_k", "norm", KEY, (Operand(k, KEY),), KEY, weight)
-            q, k = "norm_q", "norm_k"
-        if spec.positions == "rotary":
-            yield self.op("rotary_q", "elementwise", QUERY, (Operand(q, QUERY),), QUERY,
-                          attrs=(("function", "rotary"),))
-            yield self.op("rotary_k", "elementwise", KEY, (Operand(k, KEY),), KEY,
-                          attrs=(("function", "rotary"),))
-            q, k = "rotary_q", "rotary_k"
-        memory = (BATCH, KV_SEQ, "kv_heads", "head_dim")
-        yield self.op(
-            "attention", "attention", (BATCH, SEQ, KV_SEQ, "heads", "head_dim"),
-            (Operand(q, QUERY), Operand(k, memory), Operand("v", memory)), QUERY,
-            grouped=(("kv_heads", "heads"),),
-            attrs=(("causal", True), ("head_dim", self.block.head_dim or 0), ("kv_heads", self.block.num_kv_heads),
-                   ("window", spec.window or 0)),
-        )
-        yield self.projection("o", "attention", ("heads", "head_dim"), ("hidden",), bias="o" in spec.biases)
-        yield self.op("add1", "elementwise", STREAM, (Operand(x, STREAM), Operand("o", STREAM)), STREAM,
-                      attrs=(("function", "add"),))
-
-    def mlp(self, x: str) -> Iterator[Op]:
-        """The MLP block on the residual stream `x`, its result `add2` included."""
-        bias = "mlp" in self.spec.biases
-        yield self.norm("norm2", x)
-        inner = ("gate", "up") if self.spec.gated else ("up",)
-        for name in inner:
-            yield self.projection(name, "norm2", ("hidden",), ("ffn",), bias=bias)
-        yield self.op("act", "elementwise", INNER, tuple(Operand(name, INNER) for name in inner), INNER,
-                      attrs=(("function", "silu" if self.spec.gated else "gelu"),))
-        yield self.projection("down", "act", ("ffn",), ("hidden",), bias=bias)
-        yield self.op("add2", "elementwise", STREAM, (Operand(x, STREAM), Operand("down", STREAM)), STREAM,
-                      attrs=(("function", "add"),))
-
-    def norm(self, name: str, x: str) -> Op:
-        params = (Param("weight", ("hidden",)), Param("bias", ("hidden",)))
-        return self.op(name, "norm", STREAM, (Operand(x, STREAM),), STREAM,
-                       params if self.spec.norm == "layer" else params[:1])
-
-    def projection(self, name: str, x: str, into: tuple[str, ...], out: tuple[str, ...], *, bias: bool) -> Op:
-        """`name[batch, seq, out] = Σ_into x[batch, seq, into] · weight[into, out] (+ bias[out])`."""
-        params = (Param("weight", (*into, *out)), *((Param("bias", out, after_reduction=True),) if bias else ()))
-        return self.op(name, "contraction", (*TOKEN_DIMS, *into, *out), (Operand(x, (*TOKEN_DIMS, *into)),),
-                       (*TOKEN_DIMS, *out), params)
-
-    def op(self, name: str, kind: str, dims: tuple[str, ...], inputs: tuple[Operand, ...], output: tuple[str, ...],
-           params: tuple[Param, ...] = (), grouped: tuple[tuple[str, str], ...] = (),
-           attrs: tuple[tuple[str, int | float | bool | str], ...] = ()) -> Op:
-        sized = tuple(Dim(dim, self.sizes.get(dim)) for dim in dims)
-        return Op(name, kind, sized, inputs, Operand(name, output), params, grouped, attrs)
+    return {key: value for key, value in facts.items() if value is not None}

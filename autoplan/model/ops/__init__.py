@@ -5,16 +5,35 @@ from __future__ import annotations
 from types import ModuleType
 
 from autoplan.model.graph import Op
-from autoplan.model.ops import attention, contraction, elementwise, embedding, loss, norm
+from autoplan.model.ops import (
+    attention,
+    contraction,
+    convolution,
+    elementwise,
+    embedding,
+    experts,
+    loss,
+    norm,
+    permutation,
+    router,
+    scan,
+)
 from autoplan.model.ops.work import Counts, Numerics, Sizes, Work
 
 FAMILIES: dict[str, ModuleType] = {
     "attention": attention,
+    "combine": permutation,
     "contraction": contraction,
+    "convolution": convolution,
+    "dispatch": permutation,
     "elementwise": elementwise,
     "embedding": embedding,
+    "experts": experts,
     "loss": loss,
     "norm": norm,
+    "router": router,
+    "scan": scan,
+    "short_convolution": scan,
 }
 
 

@@ -1,5 +1,8 @@
 """The attention core, softmax(Q·Kᵀ/√d)·V, with grouped key/value heads.
 
+Attributes: `causal`; `window` (the most keys that a query sees) or `chunk` (queries see the keys of their own chunk);
+`kv_heads`; `cached` (elements of the cache a token, where it isn't keys and values that are kept).
+
 Batch and query heads split freely. A split of `seq` splits the queries and leaves every device all keys and values
 (an all-gather of K and V forward, a reduce-scatter of their gradients backward: both follow from the layouts). `kv_seq`
 and `head_dim` are never split: their partial softmax would need a second exchange, which no runtime here offers.
@@ -24,9 +27,23 @@ def window(op: Op) -> int:
 
 
 def flops(op: Op, sizes: Counts) -> int:
-    """Return forward FLOPs without the causal mask's saving: 2 products of 2·heads·head_dim·q·min(kv, window)."""
-    keys = min(sizes[KV_SEQ], window(op) or sizes[KV_SEQ])
-    return 4 * sizes[BATCH] * sizes["heads"] * sizes["head_dim"] * sizes[SEQ] * keys
+    """Return forward FLOPs without the causal mask's saving: 2·heads·q·keys·(head_dim + value_dim).
+
+    keys: all, or at most a window or chunk of them.
+    """
+    keys = min(sizes[KV_SEQ], window(op) or chunk(op) or sizes[KV_SEQ])
+    return 2 * sizes[BATCH] * sizes["heads"] * _widths(op) * sizes[SEQ] * keys
+
+
+def chunk(op: Op) -> int:
+    """Return the tokens of a chunk outside which a query sees nothing, 0 where there are no chunks."""
+    return int(op.attr("chunk") or 0)
+
+
+def _widths(op: Op) -> int:
+    """Return the width of a query head and of a value head, added."""
+    head_dim = op.static_sizes["head_dim"]
+    return head_dim + op.static_sizes.get("value_dim", head_dim)
 
 
 def attended(op: Op, kv_len: Array, numerics: Numerics) -> tuple[Array, bool]:
@@ -48,11 +65,19 @@ def local_kv_heads(op: Op, heads: Array) -> Array:
 
 
 def work(op: Op, sizes: Sizes, numerics: Numerics) -> Work:
-    """Flash attention keeps Q, K, V, the output and a log-sum-exp; the unfused one keeps the probabilities too."""
+    """Flash attention keeps Q, K, V, the output and a log-sum-exp; the unfused one keeps the probabilities too.
+
+    Heads whose values are narrower than their keys are priced as heads of the mean width.
+    """
     batch, heads, q_len, kv_len = sizes[BATCH], sizes["heads"], sizes[SEQ], sizes[KV_SEQ]
     keys, causal = attended(op, kv_len, numerics)
-    core = AttentionCore(batch, heads, local_kv_heads(op, heads), q_len, keys,
-                         head_dim=op.static_sizes["head_dim"], causal=causal)
+    width = _widths(op) // 2
+    if numerics.flash and 0 < chunk(op) < float(kv_len.max()):  # chunks are sequences of their own
+        length = np.minimum(q_len, float(chunk(op)))
+        core = AttentionCore(batch * q_len / length, heads, local_kv_heads(op, heads), length, length,
+                             head_dim=width, causal=causal)
+    else:
+        core = AttentionCore(batch, heads, local_kv_heads(op, heads), q_len, keys, head_dim=width, causal=causal)
     scores = batch * heads * q_len * kv_len * numerics.element_bytes
     statistics = batch * heads * q_len * 4.0
     return Work(
@@ -62,6 +87,6 @@ def work(op: Op, sizes: Sizes, numerics: Numerics) -> Work:
         keeps_output=True,
         extra_saved=statistics if numerics.flash else 0.0,
         scores=0.0 * scores if numerics.flash else scores,
-        workspace=4.0 * batch * heads * q_len * op.static_sizes["head_dim"] * numerics.element_bytes
+        workspace=2.0 * batch * heads * q_len * _widths(op) * numerics.element_bytes
         + (0.0 if numerics.flash else 2.0) * scores,
     )

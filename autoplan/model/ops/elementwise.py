@@ -1,19 +1,21 @@
 """Residual adds, rotary and learned positions, activation functions: bound by memory, one pass each way.
 
-The attribute `function` tells which: "add", "rotary", "position", or the name of an activation function.
+The attribute `function` tells which: "add", "rotary", "position", "pass" (the first tensor as it is; nothing is
+done), "pool" (one vector for a sequence), or the name of an activation function.
 """
 
 from __future__ import annotations
 
-from autoplan.model.graph import Op
+from autoplan.model.graph import KV_SEQ, SEQ, UNSPLIT, Op
 from autoplan.model.ops.work import Counts, Numerics, Sizes, Stream, StreamKind, Work, volume
 
-LINEAR = ("add", "rotary", "position")  # functions whose backward pass needs none of their inputs
+LINEAR = ("add", "rotary", "position", "pass", "pool")  # functions whose backward pass needs none of their inputs
 
 
 def splittable(op: Op) -> tuple[str, ...]:
-    """Every dim but `hidden`, `head_dim` and `positions`: the residual stream is split along tokens only."""
-    return tuple(dim.name for dim in op.dims if dim.name not in ("hidden", "head_dim", "positions"))
+    """Every dim but `hidden`, `kv_seq` and those of `UNSPLIT`: the residual stream is split along tokens only."""
+    whole = ("hidden", KV_SEQ, *((SEQ,) if op.attr("function") == "pool" else ()))
+    return tuple(dim.name for dim in op.dims if dim.name not in UNSPLIT and dim.name not in whole)
 
 
 def flops(op: Op, sizes: Counts) -> int:
@@ -38,8 +40,10 @@ def kind_of(op: Op) -> StreamKind:
 
 def work(op: Op, sizes: Sizes, numerics: Numerics) -> Work:
     """Forward reads each input and writes the output; backward of an add only passes its gradient on."""
-    each = numerics.element_bytes * volume(sizes, op.output.dims)
+    each = numerics.element_bytes * op.output.density * volume(sizes, op.output.dims)
     inputs = len(op.inputs)
+    if op.attr("function") == "pass":
+        return Work(forward=(), backward=(), keeps_inputs=False)
     add = op.attr("function") == "add"
     linear = is_linear(op)
     kind = kind_of(op)

@@ -1,15 +1,20 @@
-"""LayerNorm and RMSNorm: bound by memory; the normalised dim is not split (its statistics would need an exchange)."""
+"""LayerNorm, RMSNorm, batch norm: bound by memory.
+
+The dims that the statistics run over aren't split: those of the parameters, unless the attribute `over` names others
+(separated by spaces). A batch norm's run over the tokens of a device, as everywhere but in synchronised batch norm.
+"""
 
 from __future__ import annotations
 
-from autoplan.model.graph import Op
+from autoplan.model.graph import UNSPLIT, Op
 from autoplan.model.ops.work import Counts, Numerics, Sizes, Stream, Work, volume
 
 
 def splittable(op: Op) -> tuple[str, ...]:
-    """Every dim that the norm's parameters don't span."""
-    normalised = {name for param in op.params for name in param.dims}
-    return tuple(dim.name for dim in op.dims if dim.name not in normalised and dim.name != "head_dim")
+    """Every dim that the statistics don't run over."""
+    over = op.attr("over")
+    normalised = {name for param in op.params for name in param.dims} if over is None else set(str(over).split())
+    return tuple(dim.name for dim in op.dims if dim.name not in normalised and dim.name not in UNSPLIT)
 
 
 def flops(op: Op, sizes: Counts) -> int:
