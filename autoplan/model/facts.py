@@ -12,10 +12,10 @@ DEFAULT_SEQ_LEN = 8192  # tokens, where a model allows more and names no length 
 def parameters(graph: ModelGraph) -> dict[str, int]:
     """Count parameters; one tied to another layer's counts there, once.
 
-    total: of the model, without the modules that only training has (mtp), as it is published. active: those that a token
-    passes through (all of them in a dense model, `top_k` of the experts). embedding, layers, head: the parts of the
-    total in the layers that look up tokens or cut images to patches, that end in the loss, and between. experts: those
-    of all experts, and mtp: of the modules that predict further tokens; each only where there are any.
+    total: of the model, without the modules that only training has (mtp), as it is published. active: those that a
+    token passes through (all of them in a dense model, `top_k` of the experts). embedding, layers, head: the parts of
+    the total in the layers that look up tokens or cut images to patches, that end in the loss, and between. experts:
+    those of all experts, and mtp: of the modules that predict further tokens; each only where there are any.
     """
     parts = {"embedding": 0, "layers": 0, "head": 0, "mtp": 0}
     experts = active_experts = 0
@@ -37,11 +37,11 @@ def parameters(graph: ModelGraph) -> dict[str, int]:
 def forward_flops_per_token(graph: ModelGraph, seq_len: int) -> int:
     """Return the model FLOPs of one token's forward pass in a sequence of `seq_len` tokens, whole FLOPs.
 
-    What a sequence has once (its images, an encoder's input of fixed length) is shared by its tokens. Each operator's family counts its own (`autoplan.model.ops`): a contraction takes 2 · ∏(its loop dims other than
-    tokens), an attention 4 · heads · head_dim · keys, where every token meets all `seq_len` keys (at most a window of
-    them) though a causal mask hides half; look-ups, norms and elementwise work count as nothing. This is the
-    convention of MFU (PaLM, Chowdhery et al., 2022, appendix B), whose 6N + 12LHQT for forward and backward is three
-    times this.
+    What a sequence has once (its images, an encoder's input of fixed length) is shared by its tokens. Each operator's
+    family counts its own (`autoplan.model.ops`): a contraction takes 2 · ∏(its loop dims other than tokens), an
+    attention 4 · heads · head_dim · keys, where every token meets all `seq_len` keys (at most a window of them) though a
+    causal mask hides half; look-ups, norms and elementwise work count as nothing. This is the convention of MFU (PaLM,
+    Chowdhery et al., 2022, appendix B), whose 6N + 12LHQT for forward and backward is three times this.
     """
     from autoplan.model import ops  # imports numpy, which facts alone don't need
 
