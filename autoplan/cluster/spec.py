@@ -47,8 +47,8 @@ class InlineDeviceSpec(DeviceSpec):
 class IntraSpec(_Spec):
     """What connects the GPUs of a node."""
 
-    kind: Literal["nvswitch", "nvlink-mesh", "full-mesh", "nvlink-pairs", "pcie"] = Field(
-        description="How the GPUs of a node are connected.")
+    kind: Literal["nvswitch", "nvlink-mesh", "full-mesh", "nvlink-pairs", "pcie", "pcie-host"] = Field(
+        description="How the GPUs of a node are connected; pcie-host: PCIe without peer-to-peer access.")
     bandwidth_gb_s: Positive = Field(description="GB/s per direction of one GPU to all its peers together.")
     latency_us: Positive = Field(description="Latency of one step, µs.")
     peer_bandwidth_gb_s: Positive | None = Field(

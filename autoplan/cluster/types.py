@@ -13,7 +13,7 @@ from autoplan.errors import InputError
 
 Dtype = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 LinkKind = Literal[
-    "nvswitch", "nvlink-mesh", "full-mesh", "nvlink-pairs", "pcie",  # between the GPUs of a node
+    "nvswitch", "nvlink-mesh", "full-mesh", "nvlink-pairs", "pcie", "pcie-host",  # between the GPUs of a node
     "infiniband", "efa", "ethernet",  # between nodes
 ]
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)

@@ -66,6 +66,18 @@ class Ramp:
 
 
 @dataclass(frozen=True)
+class Faster:
+    """The faster of two tables at each size."""
+
+    one: Table
+    other: Table
+
+    def __call__(self, nbytes: Array) -> Array:
+        """Seconds of `nbytes`."""
+        return np.minimum(self.one(nbytes), self.other(nbytes))
+
+
+@dataclass(frozen=True)
 class Curve:
     """One operation over one group: local part, network part, and how they add up.
 
@@ -74,7 +86,7 @@ class Curve:
     """
 
     latency: float = 0.0
-    local: Table | Ramp | None = None
+    local: Table | Faster | Ramp | None = None
     local_scale: float = 1.0
     network: tuple[Ramp, ...] = ()
 
@@ -108,13 +120,16 @@ def steps(op: Operation, n: int) -> int:
     return (n - 1) * (2 if op == "all_reduce" else 1)
 
 
-def curve(cluster: Cluster, op: Operation, group: Axis) -> Curve:
-    """Return the curve of `op` over `group`, a named axis or any group of devices of `cluster`."""
+def curve(cluster: Cluster, op: Operation, group: Axis, custom: bool = False) -> Curve:
+    """Return the curve of `op` over `group`, a named axis or any group of devices of `cluster`.
+
+    custom: inside a node an inference engine's own all-reduce kernel may be used where it was measured and is faster.
+    """
     if group.size == 1:
         return FREE
     node = cluster.node
     if group.is_local:
-        return _local(node, op, group.size)
+        return _local(node, op, group.size, custom)
     if op == "p2p":
         return _network_p2p(cluster, group)
     if op == "all_to_all":
@@ -125,16 +140,25 @@ def curve(cluster: Cluster, op: Operation, group: Axis) -> Curve:
 # ---------------------------------------------------------------- inside a node
 
 
-def _local(node: Node, op: Operation, n: int) -> Curve:
+def _local(node: Node, op: Operation, n: int, custom: bool = False) -> Curve:
     measured = _tables(node, op)
     if not measured:
         return Curve(local=_ring(node, op, n))
     data, reference = measured
     at = min((k for k in data if k >= n), default=max(data))
+    local: Table | Faster = data[at]
+    engines = _tables(node, "custom_all_reduce") if custom and op == "all_reduce" else None
+    if engines and at in engines[0]:
+        local = Faster(data[at], engines[0][at])
     gain = nvls_gain(node, op, n) / nvls_gain(node, op, at)
     scale = traffic(op, n) / traffic(op, at) * reference / node.intra.bandwidth / gain
     hop = _fit(node.intra.kind, op)["hop"] * node.intra.latency
-    return Curve(local=data[at], local_scale=scale, latency=max(0, steps(op, n) - steps(op, at)) * hop)
+    return Curve(local=local, local_scale=scale, latency=max(0, steps(op, n) - steps(op, at)) * hop)
+
+
+# Without peer-to-peer access GPUs copy through host memory, at 4 to 6 GB/s on PCIe 3 (V100) as on PCIe 4 (L40S, A40):
+# a faster slot than PCIe 3 x16 doesn't help.
+_HOST_COPY = 16e9
 
 
 def _ring(node: Node, op: Operation, n: int) -> Ramp:
@@ -145,6 +169,8 @@ def _ring(node: Node, op: Operation, n: int) -> Ramp:
     """
     fit, link = _fit(node.intra.kind, op), node.intra
     bandwidth, efficiency = link.bandwidth, fit["efficiency"]
+    if link.kind == "pcie-host":
+        bandwidth = min(bandwidth, _HOST_COPY)
     if link.peer_bandwidth is not None:
         links = 1 if op == "p2p" else n if link.kind == "nvlink-mesh" else n - 1
         bandwidth = min(bandwidth, links * link.peer_bandwidth)
@@ -175,7 +201,7 @@ def _family(device_name: str) -> str:
     return find(device_name, load("collectives")["families"]) or ""
 
 
-def _tables(node: Node, op: Operation) -> tuple[dict[int, Table], float] | None:
+def _tables(node: Node, op: str) -> tuple[dict[int, Table], float] | None:
     """Return the measured tables of `op` by group size and the bandwidth of the links they were measured on."""
     systems = load("collectives")["systems"]
     patterns = {key: s["names"] for key, s in systems.items() if node.intra.kind in s["links"]}

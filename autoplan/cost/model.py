@@ -50,7 +50,7 @@ class CostModel:
         self.cluster = cluster
         self.runtime = runtime
         self.kernels = kernels(cluster.device.name)
-        self._curves: dict[tuple[Operation, Axis], Curve] = {}
+        self._curves: dict[tuple[Operation, Axis, bool], Curve] = {}
 
     # ------------------------------------------------------------ compute
 
@@ -144,14 +144,18 @@ class CostModel:
                              allowed="whole numbers from 1")
         params, saved, held, transient = (float(size) for size in _checked(
             num_params=num_params, saved_bytes=saved_bytes, in_flight=in_flight, transient_bytes=transient_bytes))
-        return memory.itemised(memory.state_bytes(params, workload, zero, float(shards)), saved, transient, held,
-                               runtime or self.runtime or runtimes.load("plain"))
+        rules = runtime or self.runtime or runtimes.load("plain")
+        state = memory.state_bytes(params, workload, zero, float(shards), rules)
+        return memory.itemised(state, saved, transient, held, rules)
 
     # ------------------------------------------------------------ communication
 
-    def all_reduce(self, nbytes: ArrayLike, group: Group) -> Seconds:
-        """Seconds to sum a tensor of `nbytes` that each rank of `group` holds, the result on all of them."""
-        return self._collective("all_reduce", nbytes, group)
+    def all_reduce(self, nbytes: ArrayLike, group: Group, *, custom: bool = False) -> Seconds:
+        """Seconds to sum a tensor of `nbytes` that each rank of `group` holds, the result on all of them.
+
+        custom: inside a node, an inference engine's own kernel where it was measured and is faster than NCCL.
+        """
+        return self._collective("all_reduce", nbytes, group, custom)
 
     def all_gather(self, nbytes: ArrayLike, group: Group) -> Seconds:
         """Seconds until each rank of `group` holds the whole tensor of `nbytes`, of which each had a part."""
@@ -169,12 +173,12 @@ class CostModel:
         """Seconds to send `nbytes` from one rank of `group` to the next."""
         return self._collective("p2p", nbytes, group)
 
-    def _collective(self, op: Operation, nbytes: ArrayLike, group: Group) -> Seconds:
+    def _collective(self, op: Operation, nbytes: ArrayLike, group: Group, custom: bool = False) -> Seconds:
         axis = group if isinstance(group, Axis) else self._axis(group)
-        found = self._curves.get((op, axis))
+        found = self._curves.get((op, axis, custom))
         if found is None:
             _inside(self.cluster, axis)
-            found = self._curves[op, axis] = collectives.curve(self.cluster, op, axis)
+            found = self._curves[op, axis, custom] = collectives.curve(self.cluster, op, axis, custom)
         return _out(found(*_checked(nbytes=nbytes)))
 
     def _axis(self, group: int | Sequence[int] | GroupName) -> Axis:

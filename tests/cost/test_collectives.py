@@ -100,6 +100,34 @@ def test_nvls_makes_only_all_reduce_faster_and_only_from_five_ranks() -> None:
     assert collectives.nvls_gain(load("dgx-a100-80gb").node, "all_reduce", 8) == 1
 
 
+def test_an_engines_own_all_reduce_is_faster_for_small_messages_only() -> None:
+    cluster = load("dgx-h100")
+    axis, size = Axis(8, 8, 1, 1), np.array([2**14, 2**20, 2**29])
+    nccl, custom = (curve(cluster, "all_reduce", axis, custom=one)(size) for one in (False, True))
+    assert (custom <= nccl).all()
+    assert custom[0] < 0.5 * nccl[0]
+    assert custom[2] == pytest.approx(nccl[2], rel=0.02)
+    for op in OPS:
+        if op != "all_reduce":
+            assert curve(cluster, op, axis, custom=True)(2**14) == curve(cluster, op, axis)(2**14)
+    v100 = load("dgx1-v100-16gb")  # no engine's kernel was measured
+    assert curve(v100, "all_reduce", axis, custom=True)(2**14) == curve(v100, "all_reduce", axis)(2**14)
+
+
+def test_without_peer_access_a_faster_slot_does_not_help() -> None:
+    cluster = load("rtx4090-8x")
+    slots = []
+    for kind in ("pcie", "pcie-host"):
+        intra = replace(cluster.node.intra, kind=kind, bandwidth=31e9)
+        node = replace(cluster.node, intra=intra)
+        slots.append([float(curve(replace(cluster, groups=(NodeGroup(n, 1),)), "all_gather", Axis(4, 4, 1, 1))(2**28))
+                      for n in (node, replace(node, intra=replace(intra, bandwidth=63e9)))])
+    (peer, peer_wide), (host, host_wide) = slots
+    assert peer_wide < 0.6 * peer < 0.6 * host
+    assert host_wide == host
+    assert 0.75 * 2**28 / host == pytest.approx(5e9, rel=0.3)  # V100 5.5, L40S 4.7 GB/s of bus bandwidth, 4 GPUs
+
+
 def test_one_peer_of_mi300x_is_slow() -> None:
     cluster = load("mi300x-8x")
     pair, whole = (curve(cluster, "all_gather", Axis(n, n, 1, 1))(2**30) for n in (2, 8))
