@@ -14,16 +14,16 @@ from autoplan.workload import Schedule
 
 
 def in_flight(schedule: Schedule, stage: int, num_stages: int, num_micro_batches: int,
-              virtual_stages: int = 1) -> float:
+              virtual_stages: int = 1, extra: int = 0) -> float:
     """Return how many micro-batches of a whole stage's saved activations `stage` (from 0) holds at its peak.
 
-    GPipe: m. 1F1B: min(m, p − stage). Interleaved: min(m·v, 2(p − stage − 1) + (v − 1)·p + 1) chunks of 1/v stage.
+    GPipe: m. 1F1B: min(m, p − stage + extra), extra being what a runtime holds beyond need. Interleaved: min(m·v, 2(p − stage − 1) + (v − 1)·p + 1) chunks of 1/v stage.
     """
     p, m, v = num_stages, num_micro_batches, virtual_stages
     if schedule is Schedule.GPIPE:
         return float(m)
     if schedule is Schedule.ONE_F_ONE_B:
-        return float(min(m, p - stage))
+        return float(min(m, p - stage + (extra if p > 1 else 0)))
     return min(m * v, 2 * (p - stage - 1) + (v - 1) * p + 1) / v
 
 

@@ -234,7 +234,7 @@ def param_terms(rows: Stored, zeros: Sequence[int], setting: Setting) -> Array:
     terms = np.zeros((len(zeros), len(numel), NUM_TERMS))
     shards = np.where(rows.data, np.array(setting.mesh.shape), 1).prod(axis=1).astype(float)
     zero = np.array(zeros)[:, None]
-    held = state_bytes(numel, workload, zero, shards)
+    held = state_bytes(numel, workload, zero, shards, setting.runtime)
     gradient, weight = numel * workload.reduce_bytes, numel * workload.weight_bytes
     all_reduce, reduce_scatter, all_gather = _rates(rows.data, setting)
     once = zero <= 1

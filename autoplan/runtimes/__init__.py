@@ -60,6 +60,8 @@ class Runtime:
 
     bucket_bytes: gradients and parameters travel in buckets of this size. low, likely, high: the memory reserve; a plan
     fits if it does with the high one. gathered_layers: layers whose parameters are whole at once under ZeRO-3.
+    copies_gradients: whether the update holds an fp32 copy of 16-bit gradients. extra_in_flight, keeps_outputs:
+    micro-batches that 1F1B holds beyond its count, and whether a stage keeps what it has sent on.
     operation_seconds: the host's time to launch one operator's kernels, one way. grad_dtype, reduce_dtype: of gradients
     as they accumulate and as they travel, unless the workload says (None: as the weights). zero, pipeline_zero: ZeRO
     stages it offers, without and with pipeline stages. free: whether it runs any sharding, not only named recipes.
@@ -76,6 +78,9 @@ class Runtime:
     likely: Reserve
     high: Reserve
     gathered_layers: int
+    copies_gradients: bool
+    extra_in_flight: int
+    keeps_outputs: bool
     overlap: Overlap
     operation_seconds: float
     grad_dtype: Precision | None
@@ -110,7 +115,8 @@ def load(name: str) -> Runtime:
         hint = nearest(str(name), names())
         allowed = ", ".join(names()) + (f"; {hint}" if hint else "")
         raise InputError(f"unknown runtime {name!r}", key="runtime", allowed=allowed)
-    data = {**_read("plain"), **_read(name)}
+    base, own = _read("plain"), _read(name)
+    data = {**base, **own, "memory": {**base["memory"], **own.get("memory", {})}}
     reserves = zip(data["memory"]["context_gib"], data["memory"]["allocator_slack"], strict=True)
     low, likely, high = (Reserve(int(context * 2**30), float(slack)) for context, slack in reserves)
     overlap = data["overlap"]
@@ -121,6 +127,8 @@ def load(name: str) -> Runtime:
         schedules=tuple(Schedule(value) for value in data["schedules"]),
         bucket_bytes=int(data["bucket_bytes"]), low=low, likely=likely, high=high,
         gathered_layers=int(data["memory"]["gathered_layers"]),
+        copies_gradients=bool(data["memory"]["copies_gradients"]),
+        extra_in_flight=int(data["memory"]["extra_in_flight"]), keeps_outputs=bool(data["memory"]["keeps_outputs"]),
         overlap=Overlap(gradients=overlap["gradients"], parameters=overlap["parameters"],
                         tensor=TensorOverlap(overlap["tensor"]), sends=overlap["sends"],
                         slowdown=float(overlap["slowdown"])),

@@ -15,7 +15,7 @@ from autoplan.cost.schedules import pipeline_time
 from autoplan.intraop.layer_problem import LayerProblem, ParamNode
 from autoplan.intraop.overlap import Passes, passes
 from autoplan.intraop.strategies import OpStrategies
-from autoplan.intraop.terms import NUM_TERMS, Criterion, Term, criteria
+from autoplan.intraop.terms import NUM_TERMS, Criterion, Term
 from autoplan.model.facts import forward_flops_per_token, parameters, unmasked_flops_per_token
 from autoplan.plan import schema
 from autoplan.search.naming import degrees, used_tables
@@ -205,8 +205,8 @@ def memory_of(stage: StageSolution) -> schema.StageMemory:
     """Return a stage's memory by cause."""
     setting = stage.table.setting
     terms = stage_terms(stage)
-    saved = float(terms @ criteria(stage.recompute)[:, Criterion.SAVED])
     rows = stage.table.combinations(stage.first, stage.last, stage.layers > 0)
+    saved = float(rows.fixed[stage.row, Criterion.SAVED] + stage.layers * rows.each[stage.row, Criterion.SAVED])
     transient = float(max(rows.transient_fixed[stage.row], rows.transient_each[stage.row] if stage.layers else 0.0))
     state = StateBytes(*(float(terms[term]) for term in (Term.WEIGHTS, Term.GRADIENTS, Term.STATES)))
     held = asdict(itemised(state, saved, transient, stage.in_flight, setting.runtime))

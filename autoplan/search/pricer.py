@@ -103,7 +103,7 @@ class Pricer:
             return None
         m = candidate.num_micro_batches
         tied = self.chain.tied
-        most = float(min(m, candidate.num_stages))
+        most = float(min(m, candidate.num_stages + self.runtime.extra_in_flight))
 
         def table(problem: LayerProblem, keep: str | None = None) -> LayerTable:
             key = (id(problem), recompute, zero, m if candidate.roles is None else None, most)
@@ -130,7 +130,8 @@ class Pricer:
         if key not in self.kept:
             queries = []
             for index in range(p):
-                held = in_flight(candidate.schedule, index, p, m, candidate.virtual_stages)
+                held = in_flight(candidate.schedule, index, p, m, candidate.virtual_stages,
+                                 self.runtime.extra_in_flight)
                 some = range(1, count + 1) if 0 < index < p - 1 else range(count + 1)
                 every = (count,) if p == 1 else some
                 queries += [Query(index == 0, index == p - 1, layers, held) for layers in every]

@@ -164,7 +164,8 @@ def room_for_layers(pricer: Pricer, candidate: Candidate, state: Array, saved: A
     state, saved [V, 3]: lower bounds of the bytes of the first, a repeated and the last layer.
     """
     p, m = candidate.num_stages, candidate.num_micro_batches
-    held = np.array([in_flight(candidate.schedule, index, p, m, candidate.virtual_stages) for index in range(p)])
+    held = np.array([in_flight(candidate.schedule, index, p, m, candidate.virtual_stages,
+                               pricer.runtime.extra_in_flight) for index in range(p)])
     room = usable_bytes(pricer.cluster.device.memory_bytes, pricer.runtime)
     fixed = np.zeros((len(state), p))
     fixed[:, 0] += state[:, 0] + held[0] * saved[:, 0]

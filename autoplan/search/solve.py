@@ -14,6 +14,7 @@ from autoplan.cost.schedules import in_flight, pipeline_time
 from autoplan.interop import partition
 from autoplan.intraop.tables import StageTable
 from autoplan.intraop.terms import Criterion
+from autoplan.runtimes import Runtime
 from autoplan.search.pricer import Pricer
 from autoplan.search.space import Candidate, interleaved_slots
 from autoplan.workload import Recompute, Schedule
@@ -100,9 +101,9 @@ def neighbour(cluster: Cluster, num_devices: int) -> Axis:
     return boundary(cluster, num_devices, per_node - 1)
 
 
-def _held(candidate: Candidate, s: int) -> float:
+def _held(candidate: Candidate, s: int, runtime: Runtime) -> float:
     return in_flight(candidate.schedule, candidate.num_stages - s, candidate.num_stages, candidate.num_micro_batches,
-                     candidate.virtual_stages)
+                     candidate.virtual_stages, runtime.extra_in_flight)
 
 
 def inside(values: Array) -> Array:
@@ -139,7 +140,7 @@ class UniformCosts:
             return time, step
         first, last = s == p, s == 1
         layers = np.array([self.count]) if first and last else np.arange(self.count + 1)
-        held = np.array([_held(self.candidate, s)])
+        held = np.array([_held(self.candidate, s, self.table.setting.runtime)])
         best = self.table.best(first=first, last=last, layers=layers, in_flight=held)
         times, steps = best.time[0], best.step[0]
         if first and last:
@@ -221,7 +222,8 @@ def assemble(pricer: Pricer, candidate: Candidate, table: StageTable, zero: int,
     for index, chunks in enumerate(cuts):
         first, last = chunks[0][0] == 0, chunks[-1][1] == n - 1
         layers = sum(b - a + 1 for a, b in chunks) - first - last
-        held = in_flight(candidate.schedule, index, p, candidate.num_micro_batches, candidate.virtual_stages)
+        held = in_flight(candidate.schedule, index, p, candidate.num_micro_batches, candidate.virtual_stages,
+                         pricer.runtime.extra_in_flight)
         stages.append(stage_solution(candidate, table, zero, chunks, first, last, layers, held))
     return Solution(tuple(stages), candidate.num_micro_batches, candidate.schedule, candidate.virtual_stages)
 
