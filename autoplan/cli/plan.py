@@ -35,7 +35,7 @@ CLUSTER is a name from `autoplan clusters list` or a cluster YAML, each optional
               help="The ZeRO stage: what is split over replicas.")
 @click.option("--fix", "fixes", multiple=True, metavar="KEY=VALUE",
               help="Fix a choice of the search, e.g. --fix tp=8 --fix pp=4; also dp, cp, ep, zero, mbs, "
-                   "num_micro_batches, recompute, sp, schedule, vpp.")
+                   "num_micro_batches, recompute, sp, schedule, vpp, layers (N,N,…).")
 @click.option("--top", type=WholeNumber(most=1000), default=5, show_default=True, metavar="K",
               help="How many of the best plans to report.")
 @click.option("--solver", default="auto", show_default=True, metavar="auto|highs|pulp:NAME",

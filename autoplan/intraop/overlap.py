@@ -4,7 +4,8 @@ Where nothing overlaps this is the matrix `terms.criteria`. A collective beside 
 
     beside(work, wire) = max(work, wire) + slowdown · min(work, wire)
 
-seconds for both, since its blocks take multiprocessors away. The result never falls when a term grows.
+seconds for both, since its blocks take multiprocessors away. What is paid once a step runs beside what a pass leaves
+free of its own collectives, so a longer pass makes the seconds a step fewer, but never m of them and a step's together.
 """
 
 from __future__ import annotations
@@ -64,17 +65,18 @@ def passes(terms: Array, recompute: Recompute, runtime: Runtime, tensor_ranks: i
     elif recompute is Recompute.SELECTIVE:
         backward = backward + at[Term.CORE]
     none = np.zeros(terms.shape[:-1])
-    once, scattered = at[Term.GATHER] / 2, at[Term.REDUCE]
-    ahead_hidden = hidden(forward, once) if lap.parameters else none
-    wires = (once if lap.parameters else none) + (scattered if lap.gradients else none)
-    back_hidden = hidden(backward, wires)
-    share_of_gather = np.divide(once, wires, out=np.ones_like(wires), where=wires > 0) if lap.parameters else none
+    once, scattered = at[Term.GATHER] / 2, at[Term.REDUCE]  # one of the two gathers
+    ahead_of_use = once if lap.parameters else none
+    wires = ahead_of_use + (scattered if lap.gradients else none)
+    in_forward, in_backward = hidden(forward, ahead_of_use), hidden(backward, wires)
+    gathers = np.divide(ahead_of_use, wires, out=np.zeros_like(wires), where=wires > 0)
+    sync = at[Term.SYNC] if lap.gradients else none
+    gather_step = at[Term.GATHER_STEP] if lap.parameters else none
     return Passes(
         forward=forward, backward=backward,
-        gather=2 * once - ahead_hidden - back_hidden * share_of_gather,
-        reduce=scattered - back_hidden * (1.0 - share_of_gather) * (1.0 if lap.gradients else 0.0),
-        sync=at[Term.SYNC] - (hidden(backward, at[Term.SYNC]) if lap.gradients else 0.0),
-        gather_step=at[Term.GATHER_STEP] - (hidden(forward, at[Term.GATHER_STEP]) if lap.parameters else 0.0))
+        gather=2 * once - in_forward - in_backward * gathers, reduce=scattered - in_backward * (1.0 - gathers),
+        sync=at[Term.SYNC] - hidden(np.maximum(backward - wires, 0.0), sync),
+        gather_step=at[Term.GATHER_STEP] - hidden(np.maximum(forward - ahead_of_use, 0.0), gather_step))
 
 
 def evaluate(terms: Array, recompute: Recompute, runtime: Runtime, tensor_ranks: int) -> Array:

@@ -99,6 +99,10 @@ class Runtime:
         """Whether the seconds of a layer are the sum of its operators' seconds: nothing overlaps."""
         return self.overlap.nothing and self.operation_seconds == 0.0
 
+    def zero_stages(self, stages: int | None) -> tuple[int, ...]:
+        """Return the ZeRO stages it offers for so many pipeline stages, None: for some number of them."""
+        return self.zero if stages in (None, 1) else self.pipeline_zero
+
 
 def names() -> tuple[str, ...]:
     """Return the names of the known runtimes."""

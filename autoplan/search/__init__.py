@@ -45,10 +45,11 @@ def plan(model: ModelGraph | str, cluster: Cluster | str, *, global_batch_size: 
     grad_dtype, reduce_dtype: of gradients as they accumulate and as they travel; None takes the runtime's. attention:
     flash, fused_softmax or unfused; None takes the fastest the device has. dropout: masks are kept and applied.
     micro_batch_size, recompute, zero, fix: what is not left to the search (`fix`: tp, pp, dp, cp, zero,
-    micro_batch_size, num_micro_batches, recompute, sequence_parallel, schedule, virtual_stages, layers). top: plans ranked.
-    solver: `auto`, `highs` or `pulp:NAME`. time_limit: seconds after which the best found is returned with its gap.
-    gap: a plan proven to be within this fraction of the fastest is good enough; plans that a runtime has a name for are
-    tried first. Raises InputError for bad input, NoPlanError with a diagnosis where nothing fits.
+    micro_batch_size, num_micro_batches, recompute, sequence_parallel, schedule, virtual_stages, and layers, the equal
+    layers of each stage). top: plans ranked. solver: `auto`, `highs` or `pulp:NAME`. time_limit: seconds after which
+    the best found is returned with its gap. gap: a plan proven to be within this fraction of the fastest is good
+    enough; plans that a runtime has a name for are tried first. runtime: what will execute the plan. Raises InputError
+    for bad input, NoPlanError with a diagnosis where nothing fits.
     """
     begin = time.perf_counter()
     model, cluster = _loaded(model, cluster)
@@ -80,8 +81,9 @@ def estimate(model: ModelGraph | str, cluster: Cluster | str, *, tp: int = 1, pp
              runtime: str = "plain") -> Plan:
     """Return what one configuration costs, as a plan; it may need more memory than a device has.
 
-    layers: the equal layers of each stage; None cuts them as well as they can be under the memory. Raises InputError for a configuration that
-    can't be run: degrees that don't make up the cluster, or that don't divide the model or the batch.
+    layers: the equal layers of each stage; None cuts them as well as they can be under the memory. Raises InputError
+    for a configuration that can't be run: degrees that don't make up the cluster, or that don't divide the model or the
+    batch; what the runtime doesn't offer.
     """
     begin = time.perf_counter()
     model, cluster = _loaded(model, cluster)
@@ -118,7 +120,7 @@ def _pricer(model: ModelGraph, cluster: Cluster, workload: Workload, rules: Runt
 
 
 def _price(pricer: Pricer, pins: Pins) -> Solution:
-    found = list(candidates(pricer.chain, pricer.cluster, pricer.workload, pins, named=True))
+    found = list(candidates(pricer.chain, pricer.cluster, pricer.workload, pricer.runtime, pins, named=True))
     if not found:
         raise InputError("the cluster's nodes can't be cut into such stages", key="tp, pp, dp, cp",
                          found=f"{pricer.cluster.num_devices // (pins.pp or 1)} devices a stage",

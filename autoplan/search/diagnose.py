@@ -11,6 +11,7 @@ from autoplan.cluster.mesh import divisors
 from autoplan.cost.memory import usable_bytes
 from autoplan.cost.model import CostModel
 from autoplan.errors import NoPlanError
+from autoplan.runtimes import Runtime
 from autoplan.search.assemble import memory_of
 from autoplan.search.drive import Limits, policies, search, zero_stages
 from autoplan.search.pricer import Pricer
@@ -61,24 +62,24 @@ def _describe(stage: StageSolution, solution: Solution, zero: int) -> str:
 def _nearest(pricer: Pricer, pins: Pins) -> tuple[Solution, int] | None:
     """Return the named configuration with the least peak memory, and its ZeRO stage."""
     best: tuple[float, Solution, int] | None = None
-    for candidate in candidates(pricer.chain, pricer.cluster, pricer.workload, pins, named=True):
+    for candidate in candidates(pricer.chain, pricer.cluster, pricer.workload, pricer.runtime, pins, named=True):
         smallest = pins.micro_batch_size or pins.num_micro_batches or candidate.micro_batch_size == 1
         if not smallest and best is not None:
             continue
         recompute = policies(pricer, pins.recompute)[-1]
-        zero = zero_stages(pricer, candidate, pins.zero)[-1]
-        found = fallback(pricer, candidate, recompute, zero)
+        zeros = zero_stages(pricer, candidate, pins.zero)
+        found = fallback(pricer, candidate, recompute, zeros[-1]) if zeros else None
         if found is None:
             continue
         peak = max(stage.memory for stage in found.stages)
         if best is None or peak < best[0]:
-            best = (peak, found, zero)
+            best = (peak, found, zeros[-1])
     return None if best is None else best[1:]
 
 
 def changes(pricer: Pricer, pins: Pins) -> Iterator[str]:
     """Yield, smallest first, the changes after which something fits."""
-    for words, relaxed in _relaxations(pins):
+    for words, relaxed in _relaxations(pricer.runtime, pins):
         if _fits(pricer, relaxed):
             yield words
     left = {replace(pins, dp=None): "" if pins.dp is None else ", and another dp"}
@@ -90,8 +91,9 @@ def changes(pricer: Pricer, pins: Pins) -> Iterator[str]:
                 return
 
 
-def _relaxations(pins: Pins) -> Iterator[tuple[str, Pins]]:
+def _relaxations(runtime: Runtime, pins: Pins) -> Iterator[tuple[str, Pins]]:
     """Yield what the user fixed, let go one by one and then all together."""
+    offered = runtime.zero_stages(pins.pp)
     free: list[tuple[str, dict[str, object]]] = []
     if pins.micro_batch_size is not None:
         smaller = divisors(pins.micro_batch_size)[-2::-1]
@@ -101,15 +103,18 @@ def _relaxations(pins: Pins) -> Iterator[tuple[str, Pins]]:
     if pins.recompute not in (None, Recompute.FULL):
         free.append(("full recompute", {"recompute": Recompute.FULL}))
     if pins.zero is not None:
-        free += [(f"ZeRO stage {stage}", {"zero": stage}) for stage in range(pins.zero + 1, 4)]
-    least: dict[str, object] = {"micro_batch_size": 1, "recompute": Recompute.FULL, "zero": 3}
+        free += [(f"ZeRO stage {stage}", {"zero": stage}) for stage in offered if stage > pins.zero]
+    least: dict[str, object] = {"micro_batch_size": 1, "recompute": Recompute.FULL, "zero": max(offered)}
     together = {key: value for key, value in least.items() if getattr(pins, key) not in (None, value)}
     if len(together) > 1:
-        said = {"micro_batch_size": "a micro-batch of 1", "recompute": "full recompute", "zero": "ZeRO stage 3"}
+        said = {"micro_batch_size": "a micro-batch of 1", "recompute": "full recompute",
+                "zero": f"ZeRO stage {max(offered)}"}
         free.append((" and ".join(said[key] for key in together), together))
+    if pins.layers is not None:
+        free.append(("another cut of the layers", {"layers": None}))
     for key, words in (("tp", "another tp"), ("pp", "another pp"), ("dp", "another dp"), ("cp", "another cp")):
         if getattr(pins, key) is not None:
-            free.append((words, {key: None}))
+            free.append((words, {"pp": None, "layers": None} if key == "pp" else {key: None}))
     for words, change in free:
         yield words, replace(pins, **change)  # type: ignore[arg-type]
     if len(free) > 1:

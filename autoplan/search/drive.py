@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from autoplan.search import free, probe, unequal
-from autoplan.search.pricer import ZERO_STAGES, Pricer
+from autoplan.search.pricer import Pricer
 from autoplan.search.solve import Solution, Variant, solve
 from autoplan.search.space import Candidate, Pins, candidates
 from autoplan.workload import Attention, Recompute, Schedule
@@ -86,10 +86,10 @@ def policies(pricer: Pricer, pinned: Recompute | None) -> tuple[Recompute, ...]:
 def zero_stages(pricer: Pricer, candidate: Candidate, pinned: int | None) -> tuple[int, ...]:
     """Return the ZeRO stages worth pricing, of those the runtime offers: all are the same where nothing is data
     parallel."""
+    offered = pricer.runtime.zero_stages(candidate.num_stages)
     if pinned is not None:
-        return (pinned,)
+        return tuple({pinned} & set(offered))
     replicas = candidate.mesh.shape[:-1] if candidate.roles is not None else candidate.mesh.shape
-    offered = pricer.runtime.zero if candidate.num_stages == 1 else pricer.runtime.pipeline_zero
     return offered if any(size > 1 for size in replicas) else (0,)
 
 
@@ -101,7 +101,7 @@ def search(pricer: Pricer, pins: Pins, limits: Limits, progress: Progress | None
     """
     outcome = Outcome()
     tell = progress or (lambda phase, done, total: None)
-    named = list(candidates(pricer.chain, pricer.cluster, pricer.workload, pins, named=True))
+    named = list(candidates(pricer.chain, pricer.cluster, pricer.workload, pricer.runtime, pins, named=True))
     tell("bounding recipes", 0, len(named))
     with outcome.phase("recipes"):
         variants = _bound(pricer, named, pins, limits, outcome, tell)
@@ -172,7 +172,7 @@ def _insert(outcome: Outcome, found: Found, limits: Limits) -> None:
 def _search_free(pricer: Pricer, pins: Pins, limits: Limits, outcome: Outcome, tell: Progress) -> None:
     """Look for shardings beyond the named recipes where they could gain more than the gap."""
     wanted = outcome.best.objective * (1.0 - limits.gap) if outcome.best is not None else float("inf")
-    everything = list(candidates(pricer.chain, pricer.cluster, pricer.workload, pins, named=False))
+    everything = list(candidates(pricer.chain, pricer.cluster, pricer.workload, pricer.runtime, pins, named=False))
     variants: list[Variant] = []
     for done, candidate in enumerate(everything, 1):
         tell("bounding shardings", done, len(everything))
@@ -196,7 +196,7 @@ def _search_unequal(pricer: Pricer, pins: Pins, limits: Limits, outcome: Outcome
     """Look for pipelines of unequal submeshes where they could gain more than the gap."""
     wanted = outcome.best.objective * (1.0 - limits.gap) if outcome.best is not None else float("inf")
     ordered = sorted(unequal.menus(pricer, pins), key=lambda menu: menu.bound)
-    zeros = (pins.zero,) if pins.zero is not None else ZERO_STAGES
+    zeros = (pins.zero,) if pins.zero is not None else pricer.runtime.pipeline_zero
     for done, menu in enumerate(ordered):
         tell("partitioning unequally", done, len(ordered))
         outcome.candidates += 1

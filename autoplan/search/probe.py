@@ -89,6 +89,8 @@ def bounds(pricer: Pricer, candidate: Candidate, policies: Sequence[Recompute], 
     if found is None:
         return []
     variants = [(recompute, zero) for recompute in policies for zero in zeros]
+    if not variants:
+        return []
     stages = _stages(pricer, candidate, found, variants)
     m = candidate.num_micro_batches
     if candidate.schedule is Schedule.INTERLEAVED:

@@ -68,6 +68,9 @@ def workload_of(model: ModelGraph, cluster: Cluster, *, global_batch_size: int |
                          allowed=", ".join(sorted(OPTIMIZER_STATE_BYTES)))
     dtypes = [_member(Precision, key, given) or default for key, given, default in (
         ("grad_dtype", grad_dtype, runtime.grad_dtype), ("reduce_dtype", reduce_dtype, runtime.reduce_dtype))]
+    if Precision.FP8 in dtypes:
+        raise InputError("gradients are kept and sent in 16 or 32 bits", key="grad_dtype, reduce_dtype", found="fp8",
+                         allowed="bf16, fp16, fp32")
     kernel = _member(Attention, "attention", attention)
     if kernel is Attention.FLASH and not cluster.device.flash_attention:
         raise InputError(f"{cluster.device.name} has no fused attention kernels", key="attention", found=attention,
@@ -134,7 +137,8 @@ def pins_of(fixed: Mapping[str, object]) -> Pins:
         if key in values:
             values[key] = whole(key, values[key])
     if "layers" in values:
-        values["layers"] = _layers(values["layers"])
+        values["layers"] = layers = _layers(values["layers"])
+        values.setdefault("pp", len(layers))
     if "zero" in values:
         values["zero"] = whole("zero", values["zero"], 0, 3)
     if not isinstance(values.get("sequence_parallel", True), bool):
@@ -186,10 +190,11 @@ def check_pins(pins: Pins, chain: Chain, cluster: Cluster, workload: Workload, r
     if pins.schedule is not None and pins.schedule not in runtime.schedules:
         raise InputError(f"runtime {runtime.name} doesn't offer it", key="schedule", found=pins.schedule.value,
                          allowed=", ".join(runtime.schedules))
-    offered = runtime.zero if pins.pp == 1 else runtime.pipeline_zero
+    offered = runtime.zero_stages(pins.pp)
     if pins.zero is not None and pins.zero not in offered:
-        raise InputError(f"runtime {runtime.name} doesn't offer it" + (" with pipeline stages" * (pins.pp != 1)),
-                         key="zero", found=pins.zero, allowed=", ".join(map(str, offered)))
+        where = " with pipeline stages" if pins.zero in runtime.zero else ""
+        raise InputError(f"runtime {runtime.name} doesn't offer it{where}", key="zero", found=pins.zero,
+                         allowed=", ".join(map(str, offered)))
     if pins.sequence_parallel and pins.tp == 1:
         raise InputError("needs a tp of at least 2", key="sequence_parallel", found=True)
     _check_schedule(pins, chain, workload)
@@ -202,12 +207,12 @@ def _check_layers(pins: Pins, chain: Chain) -> None:
     if sum(pins.layers) != chain.count:
         raise InputError(f"add up to {sum(pins.layers)}, but the model has {chain.count} equal layers", key="layers",
                          found=list(pins.layers))
-    if pins.pp not in (None, len(pins.layers)):
+    if pins.pp != len(pins.layers):
         raise InputError(f"{len(pins.layers)} stages, but pp is {pins.pp}", key="layers", found=list(pins.layers))
     if 0 in pins.layers[1:-1]:
         raise InputError("a stage between the first and the last needs a layer", key="layers",
                          found=list(pins.layers))
-    if pins.schedule is Schedule.INTERLEAVED:
+    if pins.schedule is Schedule.INTERLEAVED or (pins.virtual_stages or 1) > 1:
         raise InputError("interleaving cuts equal chunks", key="layers", found=list(pins.layers))
 
 

@@ -10,6 +10,7 @@ from autoplan.cluster.mesh import divisors
 from autoplan.cost.schedules import legal
 from autoplan.errors import InputError
 from autoplan.model.graph import LayerClass, ModelGraph
+from autoplan.runtimes import Runtime
 from autoplan.workload import Recompute, Schedule, Workload
 
 LARGEST_MICRO_BATCH = 64  # sequences a replica; larger ones only add memory
@@ -57,7 +58,7 @@ def _owner(layer: LayerClass, param_name: str) -> str:
 class Pins:
     """What the user fixed; None is free. Degrees name a recipe: tp, dp, cp and sequence_parallel fix the roles.
 
-    layers: how many equal layers each stage holds.
+    layers: how many equal layers each of the pp stages holds.
     """
 
     tp: int | None = None
@@ -102,13 +103,14 @@ class Candidate:
         return self.micro_batch_size * self.mesh.shape[0]
 
 
-def candidates(chain_: Chain, cluster: Cluster, workload: Workload, pins: Pins, *, named: bool) -> Iterator[Candidate]:
-    """Yield the uniform candidates: named ones (every recipe and schedule), or those whose shardings are the ILP's."""
+def candidates(chain_: Chain, cluster: Cluster, workload: Workload, runtime: Runtime, pins: Pins, *,
+               named: bool) -> Iterator[Candidate]:
+    """Yield the uniform candidates: named ones (every recipe and schedule of the runtime), or those whose shardings are
+    the ILP's."""
     total = cluster.num_devices
     sizes = set(submesh_sizes(cluster))
     for p in divisors(total):
-        demanded = pins.pp if pins.layers is None else len(pins.layers)
-        if p > chain_.count or total // p not in sizes or demanded not in (None, p):
+        if p > chain_.count or total // p not in sizes or pins.pp not in (None, p):
             continue
         for shape in _meshes(cluster, total // p, pins):
             for size in _micro_batch_sizes(workload, shape, pins):
@@ -121,7 +123,7 @@ def candidates(chain_: Chain, cluster: Cluster, workload: Workload, pins: Pins, 
                         yield Candidate(shape, p, size, m, None, layers=pins.layers)
                     continue
                 for roles in roles_of(shape, pins):
-                    for schedule, v in _schedules(chain_, p, m, pins):
+                    for schedule, v in _schedules(chain_, runtime, p, m, pins):
                         yield Candidate(shape, p, size, m, roles, schedule, v, pins.layers)
 
 
@@ -158,12 +160,14 @@ def roles_of(shape: Mesh, pins: Pins) -> tuple[tuple[str, ...], ...]:
     return tuple((*before, role) for role, sp in kinds if pins.sequence_parallel in (None, sp))
 
 
-def _schedules(chain_: Chain, p: int, m: int, pins: Pins) -> Iterator[tuple[Schedule, int]]:
+def _schedules(chain_: Chain, runtime: Runtime, p: int, m: int, pins: Pins) -> Iterator[tuple[Schedule, int]]:
     if pins.schedule in (None, Schedule.ONE_F_ONE_B) and pins.virtual_stages in (None, 1):
         yield Schedule.ONE_F_ONE_B, 1
     if pins.schedule is Schedule.GPIPE and pins.virtual_stages in (None, 1):
         yield Schedule.GPIPE, 1
     if pins.schedule not in (None, Schedule.INTERLEAVED) or pins.layers is not None:
+        return
+    if Schedule.INTERLEAVED not in runtime.schedules:
         return
     for v in range(2, MOST_VIRTUAL_STAGES + 1) if pins.virtual_stages is None else (pins.virtual_stages,):
         slots = interleaved_slots(chain_, p, v) if v > 1 else 0

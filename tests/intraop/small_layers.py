@@ -15,6 +15,7 @@ from autoplan.intraop.layer_problem import LayerProblem, layer_problem
 from autoplan.intraop.pricing import Setting
 from autoplan.intraop.terms import NUM_TERMS, Term
 from autoplan.model.graph import STREAM, LayerClass, ModelGraph, Op, Operand
+from autoplan.runtimes import Reserve
 from autoplan.runtimes import load as load_runtime
 from autoplan.workload import Workload
 
@@ -46,7 +47,7 @@ def graphs(draw: st.DrawFn) -> ModelGraph:
 
 def real_setting(shape: tuple[int, ...], batch: int, seq: int) -> Setting:
     cluster = load("dgx-h100:8")
-    runtime = replace(load_runtime("plain"), context_bytes=0, bucket_bytes=1 << 20)
+    runtime = replace(load_runtime("plain"), high=Reserve(0, 0.03), bucket_bytes=1 << 20)
     return Setting(mesh(cluster, shape), CostModel(cluster, runtime), runtime, Workload(64, seq), batch)
 
 

@@ -276,12 +276,26 @@ def test_sends_count_once_a_boundary_and_virtual_stage() -> None:
     made = [layer_problem(graph.layer(index), setting, roles=("tensor",)) for index in (0, 1, 3)]
     rows = [layer_table(part, Recompute.NONE, 4, (1.0, 1.0)) for part in made if part is not None]
     once = float(setting.costs.p2p(4 * 512 * 512 * 2, NEIGHBOUR))
-    for sends in (1, 3):
-        stage = StageTable(setting, Recompute.NONE, 4, *rows, rows[2], None, NEIGHBOUR, sends)
+    for stages, sends in ((2, 1), (4, 3)):
+        stage = StageTable(setting, Recompute.NONE, 4, *rows, rows[2], None, NEIGHBOUR, stages, sends)
         for first, last in ((True, True), (True, False), (False, True), (False, False)):
             row = int(stage.best(first=first, last=last, layers=np.array([2]), in_flight=np.array([1.0])).row[0, 0])
             boundaries = (not first) + (not last)
-            assert stage.sent(first, last, row, 2) == pytest.approx(sends * once * boundaries)
+            assert stage.sent(first, last, row, 2) == pytest.approx([sends * once * boundaries, 0.0])
+
+
+def test_hidden_sends_cost_one_way_through_the_pipeline_a_step() -> None:
+    graph = model(vocab_size=4096)
+    waited = real_setting((2,), 4, 512)
+    hidden = replace(waited, runtime=replace(waited.runtime, overlap=replace(waited.runtime.overlap, sends=True)))
+    once = float(waited.costs.p2p(4 * 512 * 512 * 2, NEIGHBOUR))
+    for setting, stages, sends, expected in (
+            (hidden, 4, 3, [0.0, 4 * once]), (hidden, 4, 1, [once, 0.0]), (waited, 4, 3, [3 * once, 0.0])):
+        made = [layer_problem(graph.layer(index), setting, roles=("tensor",)) for index in (0, 1, 3)]
+        rows = [layer_table(part, Recompute.NONE, 4, (1.0, 1.0)) for part in made if part is not None]
+        stage = StageTable(setting, Recompute.NONE, 4, *rows, rows[2], None, NEIGHBOUR, stages, sends)
+        row = int(stage.best(first=True, last=False, layers=np.array([2]), in_flight=np.array([1.0])).row[0, 0])
+        assert stage.sent(True, False, row, 2) == pytest.approx(expected)
 
 
 def test_tied_embeddings_cost_one_copy_on_one_stage_and_a_reduction_on_two() -> None:

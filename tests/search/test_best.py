@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import NAMED_ONLY, again, cluster, gpt, llama, pricer_of, with_memory
+from tiny import NAMED_ONLY, again, cluster, fits, gpt, llama, pricer_of, searched, with_memory
 
 import autoplan
 from autoplan.cluster.mesh import divisors
@@ -16,7 +16,7 @@ from autoplan.search import free, probe
 from autoplan.search.bounds import UniformStages, objective
 from autoplan.search.drive import Limits, search
 from autoplan.search.solve import assemble, neighbour, solve
-from autoplan.search.space import Pins, candidates
+from autoplan.search.space import Pins
 from autoplan.workload import Recompute, Schedule
 
 GIB = 2**30
@@ -56,7 +56,7 @@ def test_no_named_configuration_is_faster_than_the_plan(case):
         except InputError:
             assert model.layer(1).op("attention").static_sizes["heads"] % how["tp"] or how["pp"] > 4
             continue
-        if found.predicted.peak_memory_bytes > machines.device.memory_bytes:
+        if not fits(found):
             over += 1
         elif fastest is None or found.predicted.iteration_time_s < fastest.predicted.iteration_time_s:
             fastest = found
@@ -87,10 +87,8 @@ SMALL = [pricer_of(model, machines, 8) for model, machines in (
     (gpt(layers=6, tied_embeddings=True, vocab_size=100_000), with_memory(cluster("dgx1-v100-16gb:4"), 4.5 * GIB)),
     (gpt(layers=4), cluster("g5.48xlarge:8")),
 )]
-UNIFORM = [(pricer, candidate) for pricer in SMALL
-           for candidate in candidates(pricer.chain, pricer.cluster, pricer.workload, Pins(), named=True)]
-FREE = [(pricer, candidate) for pricer in SMALL[:3]
-        for candidate in candidates(pricer.chain, pricer.cluster, pricer.workload, Pins(), named=False)
+UNIFORM = [(pricer, candidate) for pricer in SMALL for candidate in searched(pricer)]
+FREE = [(pricer, candidate) for pricer in SMALL[:3] for candidate in searched(pricer, named=False)
         if candidate.mesh.num_devices < 4]
 
 

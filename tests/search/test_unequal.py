@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from tiny import cluster, gpt, llama, pricer_of, with_memory
+from tiny import cluster, gpt, llama, pricer_of, searched, with_memory
 
 from autoplan.cluster import meshes
 from autoplan.plan import check
@@ -14,7 +14,7 @@ from autoplan.search.assemble import plan_of
 from autoplan.search.drive import policies
 from autoplan.search.pricer import ZERO_STAGES
 from autoplan.search.solve import solve
-from autoplan.search.space import Pins, candidates
+from autoplan.search.space import Pins
 from autoplan.workload import Schedule
 
 GIB = 2**30
@@ -55,7 +55,7 @@ def test_its_bounds_are_below_every_pipeline(solved):
     for menu, solution in found:
         pins = Pins(num_micro_batches=menu.num_micro_batches, schedule=Schedule.ONE_F_ONE_B)
         known = [] if solution is None else [solution]
-        for candidate in candidates(pricer.chain, pricer.cluster, pricer.workload, pins, named=True):
+        for candidate in searched(pricer, pins):
             if candidate.num_stages > 1:
                 known += filter(None, (solve(pricer, candidate, kind, zero) for kind in kinds for zero in ZERO_STAGES))
         if known:
@@ -75,7 +75,7 @@ def test_unequal_submeshes_can_win():
     assert sum(sizes) == 4 and len(set(sizes)) > 1
     pins = Pins(num_micro_batches=8, schedule=Schedule.ONE_F_ONE_B)
     equal = [solve(pricer, candidate, kind, zero) for kind in kinds for zero in ZERO_STAGES
-             for candidate in candidates(pricer.chain, machines, pricer.workload, pins, named=True)
+             for candidate in searched(pricer, pins)
              if candidate.num_stages > 1]
     assert solution.objective < min(one.objective for one in equal if one is not None)
     assert unequal.solve_menu(pricer, menu, kinds, ZERO_STAGES, Pins(), solution.objective * (1 - 1e-9), 0.0)[0] is None

@@ -12,10 +12,12 @@ from autoplan.model.architectures import build
 from autoplan.model.graph import ModelGraph
 from autoplan.model.spec import TransformerSpec
 from autoplan.plan import Plan
+from autoplan.plan.check import over_capacity
 from autoplan.runtimes import load as load_runtime
 from autoplan.search.pricer import Pricer
 from autoplan.search.request import workload_of
-from autoplan.search.space import chain
+from autoplan.search.space import Candidate, Pins, candidates, chain
+from autoplan.workload import Workload
 
 GPT: dict[str, Any] = {
     "name": "tiny-gpt", "layers": 4, "hidden": 1024, "heads": 16, "ffn": 4096, "vocab_size": 32000, "norm": "layer",
@@ -42,16 +44,17 @@ def cluster(ref: str) -> Cluster:
     return autoplan.load_cluster(ref)
 
 
-def again(plan: Plan, model: ModelGraph, machines: Cluster) -> Plan:
+def again(plan: Plan, model: ModelGraph, machines: Cluster, **options: Any) -> Plan:
     """Return the estimate of a plan's own degrees."""
     how, asked = plan.parallelism, plan.workload
     assert how.recipe is not None
     return autoplan.estimate(
         model, machines, tp=how.tp, pp=how.pp, dp=how.dp, cp=how.cp, micro_batch_size=how.micro_batch_size,
         global_batch_size=asked.global_batch_size, seq_len=asked.seq_len, precision=asked.precision.value,
-        optimizer=asked.optimizer, grad_dtype=asked.grad_dtype.value, zero=how.zero, recompute=how.recompute.value,
-        sequence_parallel=how.sequence_parallel, schedule=how.schedule.value, virtual_stages=how.virtual_stages,
-        runtime=plan.runtime)
+        optimizer=asked.optimizer, grad_dtype=asked.grad_dtype.value,
+        reduce_dtype=asked.reduce_dtype.value, attention=asked.attention.value, dropout=asked.dropout, zero=how.zero,
+        recompute=how.recompute.value, sequence_parallel=how.sequence_parallel, schedule=how.schedule.value,
+        virtual_stages=how.virtual_stages, runtime=plan.runtime, **options)
 
 
 def with_memory(machines: Cluster, nbytes: float) -> Cluster:
@@ -61,9 +64,26 @@ def with_memory(machines: Cluster, nbytes: float) -> Cluster:
     return replace(machines, groups=(replace(group, node=replace(group.node, device=device)),))
 
 
-def pricer_of(model: ModelGraph, machines: Cluster, batch: int) -> Pricer:
-    """Return what prices a model with all defaults."""
-    runtime = load_runtime("plain")
-    asked = workload_of(model, machines, global_batch_size=batch, seq_len=None, precision=None, optimizer="adam",
-                        grad_dtype=None)
-    return Pricer(chain(model), machines, CostModel(machines, runtime), runtime, asked.workload)
+def workload(model: ModelGraph, machines: Cluster, batch: int, runtime: str = "plain", **asked: object) -> Workload:
+    """Return the workload of a global batch, with the defaults of the command line for all that isn't asked."""
+    defaults: dict[str, Any] = {"seq_len": None, "precision": None, "optimizer": "adam", "grad_dtype": None,
+                                "reduce_dtype": None, "attention": None, "dropout": False}
+    return workload_of(model, machines, global_batch_size=batch, runtime=load_runtime(runtime),
+                       **{**defaults, **asked}).workload
+
+
+def pricer_of(model: ModelGraph, machines: Cluster, batch: int, runtime: str = "plain", **asked: object) -> Pricer:
+    """Return what prices a model, as `workload` asks for it."""
+    rules = load_runtime(runtime)
+    return Pricer(chain(model), machines, CostModel(machines, rules), rules,
+                  workload(model, machines, batch, runtime, **asked))
+
+
+def searched(pricer: Pricer, pins: Pins | None = None, *, named: bool = True) -> list[Candidate]:
+    """Return the uniform candidates that a search under the pins tries."""
+    return list(candidates(pricer.chain, pricer.cluster, pricer.workload, pricer.runtime, pins or Pins(), named=named))
+
+
+def fits(plan: Plan) -> bool:
+    """Whether every stage surely fits its devices' memory."""
+    return not over_capacity(plan)
