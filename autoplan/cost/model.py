@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -19,8 +19,9 @@ from autoplan.errors import InputError
 
 if TYPE_CHECKING:
     from autoplan.cluster.types import Cluster
-    from autoplan.cost.collectives import Curve, Operation
+    from autoplan.cost.collectives import Operation
     from autoplan.cost.memory import StageBytes
+    from autoplan.cost.profile import Profile
     from autoplan.runtimes import Runtime
     from autoplan.workload import Workload
 
@@ -33,7 +34,7 @@ _ITEMSIZE = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 
 
 class CostModel:
-    """Prices of one cluster under one runtime (None: `plain`).
+    """Prices of one cluster under one runtime (None: `plain`), corrected by a profile of measurements if there is one.
 
     Sizes are numbers or arrays that broadcast; results are floats for scalar input, else float64 arrays of the
     broadcast shape. Seconds, bytes, FLOP, bytes/s; counts and lengths in elements. Every price is non-decreasing in
@@ -46,11 +47,13 @@ class CostModel:
     device or isn't inside the cluster, and for an unknown name.
     """
 
-    def __init__(self, cluster: Cluster, runtime: Runtime | None = None) -> None:
+    def __init__(self, cluster: Cluster, runtime: Runtime | None = None, profile: Profile | None = None) -> None:
         self.cluster = cluster
         self.runtime = runtime
+        self.profile = profile
         self.kernels = kernels(cluster.device.name)
-        self._curves: dict[tuple[Operation, Axis, bool], Curve] = {}
+        self._refinement = profile.of(cluster) if profile else None
+        self._curves: dict[tuple[Operation, Axis, bool], Callable[[ArrayLike], Array]] = {}
 
     # ------------------------------------------------------------ compute
 
@@ -73,8 +76,9 @@ class CostModel:
         """
         fit, peak = self._gemm(dtype, own_cast), self.peak(dtype) * self.kernels.sustained
         m, n, k, batch = sizes = _checked(m=m, n=n, k=k, batch=batch)
-        return _priced(compute.matmul_time(fit, self.kernels.units, peak, self.cluster.device.hbm_bandwidth, m, n, k,
-                                           batch, _ITEMSIZE[dtype], 8.0 if accumulate else None), *sizes)
+        time = compute.matmul_time(fit, self.kernels.units, peak, self.cluster.device.hbm_bandwidth, m, n, k, batch,
+                                   _ITEMSIZE[dtype], 8.0 if accumulate else None)
+        return _priced(self._refined("gemm", dtype, time), *sizes)
 
     def attention(self, *, batch: ArrayLike, heads: ArrayLike, kv_heads: ArrayLike, q_len: ArrayLike, kv_len: ArrayLike,
                   head_dim: ArrayLike, causal: bool = True, dtype: str = "bf16", flash: bool | None = None,
@@ -99,10 +103,12 @@ class CostModel:
             if not backward:
                 time = np.maximum(time, compute.decode_time(fits.decode, device.hbm_bandwidth, b, h, g, kv, d,
                                                             _itemsize("kv_dtype", kv_dtype or dtype)))
-            return _priced(time, *sizes)
-        return _priced(compute.unfused_time(
+            phase = "backward" if backward else "decode" if (q <= 1).all() else "forward"
+            return _priced(self._refined("attention", phase, time), *sizes)
+        time = compute.unfused_time(
             self._gemm(dtype), fits.memory["elementwise"], fits.units, peak * fits.sustained, device.hbm_bandwidth,
-            b, h, q, kv, d, backward=backward, itemsize=itemsize, fused_softmax=fused_softmax), *sizes)
+            b, h, q, kv, d, backward=backward, itemsize=itemsize, fused_softmax=fused_softmax)
+        return _priced(self._refined("attention", "unfused", time), *sizes)
 
     def memory_bound(self, nbytes: ArrayLike, kind: str = "mixed") -> Seconds:
         """Seconds of an operator that reads and writes `nbytes` of device memory in all.
@@ -114,8 +120,29 @@ class CostModel:
             raise InputError("unknown kind of memory-bound operator", key="kind", found=kind,
                              allowed=", ".join(self.kernels.memory))
         (size,) = _checked(nbytes=nbytes)
-        return _priced(compute.memory_time(self.kernels.memory[kind], self.kernels.units,
-                                           self.cluster.device.hbm_bandwidth, size), size)
+        fit, device = self.kernels.memory[kind], self.cluster.device
+        time = compute.memory_time(fit, self.kernels.units, device.hbm_bandwidth, size)
+        return _priced(self._refined("memory", kind, time), size)
+
+    def launch(self, kind: str, group: str) -> float:
+        """Seconds of a kernel that don't depend on its size, before any profile.
+
+        kind and group: "gemm" and a dtype, "attention" and a phase (forward, backward, decode, unfused), "memory" and
+        a kind of operator.
+        """
+        fits = self.kernels
+        if kind == "gemm":
+            return self._gemm(group).launch
+        if kind == "memory":
+            return fits.memory[group].launch
+        parts = {"decode": fits.decode.launch, "unfused": 2 * fits.gemm.launch + fits.memory["elementwise"].launch}
+        return parts.get(group, fits.attention.launch)
+
+    def _refined(self, kind: str, group: str, time: Array) -> Array:
+        """Return a kernel's time as the profile corrects it."""
+        if self._refinement is None:
+            return time
+        return self._refinement.kernel(kind, group, time, self.launch(kind, group))
 
     def _gemm(self, dtype: str, own_cast: bool = False) -> Gemm:
         if dtype != "fp8":
@@ -175,10 +202,13 @@ class CostModel:
 
     def _collective(self, op: Operation, nbytes: ArrayLike, group: Group, custom: bool = False) -> Seconds:
         axis = group if isinstance(group, Axis) else self._axis(group)
-        found = self._curves.get((op, axis, custom))
+        found: Callable[[ArrayLike], Array] | None = self._curves.get((op, axis, custom))
         if found is None:
             _inside(self.cluster, axis)
-            found = self._curves[op, axis, custom] = collectives.curve(self.cluster, op, axis, custom)
+            found = collectives.curve(self.cluster, op, axis, custom)
+            if self._refinement is not None:
+                found = self._refinement.collective(op, axis, found)
+            self._curves[op, axis, custom] = found
         return _out(found(*_checked(nbytes=nbytes)))
 
     def _axis(self, group: int | Sequence[int] | GroupName) -> Axis:
