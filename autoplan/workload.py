@@ -30,12 +30,24 @@ class Precision(StrEnum):
 
 
 class Attention(StrEnum):
-    """The kernel of attention: fused (FlashAttention), or one that writes all scores, with scale, mask and softmax in
-    one kernel or each in its own."""
+    """The kernel of attention: fused (FlashAttention, of the newest, second or first generation), or one that writes all
+    scores, with scale, mask and softmax in one kernel or each in its own."""
 
     FLASH = "flash"
+    FLASH_2 = "flash_2"
+    FLASH_1 = "flash_1"
     FUSED_SOFTMAX = "fused_softmax"
     UNFUSED = "unfused"
+
+    @property
+    def fused(self) -> bool:
+        """Whether scores are never written."""
+        return self.generation is not None or self is Attention.FLASH
+
+    @property
+    def generation(self) -> int | None:
+        """FlashAttention's generation, None for the newest (and where there is none)."""
+        return {Attention.FLASH_2: 2, Attention.FLASH_1: 1}.get(self)
 
 
 class Recompute(StrEnum):

@@ -6,6 +6,7 @@ size and non-increasing in the peak and the memory bandwidth, by construction: s
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -130,6 +131,16 @@ def decode_time(fit: Decode, bandwidth: float, batch: ArrayLike, heads: ArrayLik
     """
     b, h, g, kv, d = (np.asarray(x, dtype=np.float64) for x in (batch, heads, kv_heads, kv_len, head_dim))
     return fit.launch + 2 * kv_itemsize * b * g * kv * d / (fit.fraction * bandwidth) + fit.per_head * b * h
+
+
+def generations_behind(newest: int, used: int) -> float:
+    """Return how much slower fused attention of generation `used` is than that of generation `newest`.
+
+    FlashAttention-3 is 1.5 to 2 times as fast as FlashAttention-2 (arXiv:2407.08608), that twice as fast as the first
+    (arXiv:2307.08691).
+    """
+    steps = {3: 1.75, 2: 2.0}
+    return math.prod(steps[one] for one in range(used + 1, newest + 1))
 
 
 def unfused_time(gemm: Gemm, memory: Memory, units: float, peak: float, bandwidth: float, batch: ArrayLike,

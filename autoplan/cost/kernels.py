@@ -43,6 +43,11 @@ class Attention:
     backward: float  # efficiency of the backward pass relative to the forward pass
     memory: float  # fraction of the memory bandwidth
 
+    @property
+    def generation(self) -> int:
+        """Which FlashAttention the constants describe: `softmax` is read off the figures of the third or the second."""
+        return 3 if self.softmax > 40.0 else 2
+
 
 @dataclass(frozen=True)
 class Decode:

@@ -29,12 +29,13 @@ def state_bytes(numel: Array | float, workload: Workload, zero: Ints | int, shar
 
     ZeRO-1 splits the optimizer state over the group, ZeRO-2 the gradient too, ZeRO-3 the weight too (Rajbhandari et
     al., arXiv:1910.02054, §5). A runtime that copies 16-bit gradients to fp32 for the update holds the copy with the
-    state. The arguments broadcast.
+    state; one that adds a micro-batch's gradients to fp32 ones may hold both. The arguments broadcast.
     """
     copied = 4.0 if runtime.copies_gradients and workload.grad_bytes < 4 else 0.0
+    beside = workload.precision.bytes if runtime.keeps_low_precision_gradients and workload.grad_bytes > workload.weight_bytes else 0.0
     return StateBytes(
         weights=numel * workload.weight_bytes / np.where(zero >= 3, shards, 1.0),
-        gradients=numel * workload.grad_bytes / np.where(zero >= 2, shards, 1.0),
+        gradients=numel * workload.grad_bytes / np.where(zero >= 2, shards, 1.0) + numel * beside,
         states=numel * (workload.optimizer_bytes + copied) / np.where(zero >= 1, shards, 1.0),
     )
 

@@ -60,7 +60,8 @@ class Runtime:
 
     bucket_bytes: gradients and parameters travel in buckets of this size. low, likely, high: the memory reserve; a plan
     fits if it does with the high one. gathered_layers: layers whose parameters are whole at once under ZeRO-3.
-    copies_gradients: whether the update holds an fp32 copy of 16-bit gradients. extra_in_flight, keeps_outputs:
+    copies_gradients: whether the update holds an fp32 copy of 16-bit gradients. keeps_low_precision_gradients: whether
+    16-bit gradients of a whole micro-batch are held beside the fp32 ones they are added to. extra_in_flight, keeps_outputs:
     micro-batches that 1F1B holds beyond its count, and whether a stage keeps what it has sent on.
     operation_seconds: the host's time to launch one operator's kernels, one way. grad_dtype, reduce_dtype: of gradients
     as they accumulate and as they travel, unless the workload says (None: as the weights). zero, pipeline_zero: ZeRO
@@ -79,6 +80,7 @@ class Runtime:
     high: Reserve
     gathered_layers: int
     copies_gradients: bool
+    keeps_low_precision_gradients: bool
     extra_in_flight: int
     keeps_outputs: bool
     overlap: Overlap
@@ -132,6 +134,7 @@ def load(name: str) -> Runtime:
         bucket_bytes=int(data["bucket_bytes"]), low=low, likely=likely, high=high,
         gathered_layers=int(data["memory"]["gathered_layers"]),
         copies_gradients=bool(data["memory"]["copies_gradients"]),
+        keeps_low_precision_gradients=bool(data["memory"]["keeps_low_precision_gradients"]),
         extra_in_flight=int(data["memory"]["extra_in_flight"]), keeps_outputs=bool(data["memory"]["keeps_outputs"]),
         overlap=Overlap(gradients=overlap["gradients"], parameters=overlap["parameters"],
                         tensor=TensorOverlap(overlap["tensor"]), sends=overlap["sends"],

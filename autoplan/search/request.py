@@ -72,7 +72,7 @@ def workload_of(model: ModelGraph, cluster: Cluster, *, global_batch_size: int |
         raise InputError("gradients are kept and sent in 16 or 32 bits", key="grad_dtype, reduce_dtype", found="fp8",
                          allowed="bf16, fp16, fp32")
     kernel = _member(Attention, "attention", attention)
-    if kernel is Attention.FLASH and not cluster.device.flash_attention:
+    if kernel is not None and kernel.fused and not cluster.device.flash_attention:
         raise InputError(f"{cluster.device.name} has no fused attention kernels", key="attention", found=attention,
                          allowed="fused_softmax, unfused")
     if not isinstance(dropout, bool):

@@ -17,6 +17,7 @@ from autoplan.model.ops import (
     permutation,
     router,
     scan,
+    stream,
 )
 from autoplan.model.ops.work import Counts, Numerics, Sizes, Work
 
@@ -34,6 +35,7 @@ FAMILIES: dict[str, ModuleType] = {
     "router": router,
     "scan": scan,
     "short_convolution": scan,
+    "stream": stream,
 }
 
 

@@ -65,7 +65,8 @@ def local_kv_heads(op: Op, heads: Array) -> Array:
 
 
 def work(op: Op, sizes: Sizes, numerics: Numerics) -> Work:
-    """Flash attention keeps Q, K, V, the output and a log-sum-exp; the unfused one keeps the probabilities too.
+    """Flash attention keeps Q, K, V, the output and a log-sum-exp; the unfused one keeps the probabilities too, and
+    with dropout its masks and what they leave (Korthikanti et al., arXiv:2205.05198, §4.1).
 
     Heads whose values are narrower than their keys are priced as heads of the mean width.
     """
@@ -78,7 +79,9 @@ def work(op: Op, sizes: Sizes, numerics: Numerics) -> Work:
                              head_dim=width, causal=causal)
     else:
         core = AttentionCore(batch, heads, local_kv_heads(op, heads), q_len, keys, head_dim=width, causal=causal)
-    scores = batch * heads * q_len * kv_len * numerics.element_bytes
+    probabilities = batch * heads * q_len * kv_len
+    scores = probabilities * numerics.element_bytes
+    kept = scores + (scores + probabilities if numerics.dropout else 0.0)
     statistics = batch * heads * q_len * 4.0
     return Work(
         forward=(core,),
@@ -86,7 +89,7 @@ def work(op: Op, sizes: Sizes, numerics: Numerics) -> Work:
         keeps_inputs=True,
         keeps_output=True,
         extra_saved=statistics if numerics.flash else 0.0,
-        scores=0.0 * scores if numerics.flash else scores,
+        scores=0.0 * kept if numerics.flash else kept,
         workspace=2.0 * batch * heads * q_len * _widths(op) * numerics.element_bytes
         + (0.0 if numerics.flash else 2.0) * scores,
     )

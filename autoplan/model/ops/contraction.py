@@ -25,7 +25,7 @@ def work(op: Op, sizes: Sizes, numerics: Numerics) -> Work:
     k = volume(sizes, op.contracted)
     return Work(
         forward=(Gemm(m, n, k),),
-        backward=((Gemm(m, k, n),) if op.inputs else ()) + (Gemm(k, n, m),),
+        backward=((Gemm(m, k, n),) if op.inputs else ()) + (Gemm(k, n, m, gradient=True),),
         keeps_inputs=True,
         workspace=numerics.element_bytes * m * (n + k),
     )

@@ -39,7 +39,10 @@ def kind_of(op: Op) -> StreamKind:
 
 
 def work(op: Op, sizes: Sizes, numerics: Numerics) -> Work:
-    """Forward reads each input and writes the output; backward of an add only passes its gradient on."""
+    """Forward reads each input and writes the output; backward of an add only passes its gradient on.
+
+    With dropout, which is fused into the residual add, a mask of a byte an element is kept, and backward applies it.
+    """
     each = numerics.element_bytes * op.output.density * volume(sizes, op.output.dims)
     inputs = len(op.inputs)
     if op.attr("function") == "pass":
@@ -47,10 +50,12 @@ def work(op: Op, sizes: Sizes, numerics: Numerics) -> Work:
     add = op.attr("function") == "add"
     linear = is_linear(op)
     kind = kind_of(op)
-    moved_back = 0.0 * each if add else each * (1 + inputs + (0 if linear else inputs))
+    mask = each / numerics.element_bytes if add and numerics.dropout else 0.0 * each
+    moved_back = (2 * each + mask) * (mask > 0) if add else each * (1 + inputs + (0 if linear else inputs))
     return Work(
-        forward=(Stream(each * (inputs + 1), kind),),
+        forward=(Stream(each * (inputs + 1) + mask, kind),),
         backward=(Stream(moved_back, kind),),
         keeps_inputs=not linear,
+        extra_saved=mask,
         workspace=each * (inputs + 1),
     )

@@ -23,16 +23,12 @@ def flops(op: Op, sizes: Counts) -> int:
 
 
 def work(op: Op, sizes: Sizes, numerics: Numerics) -> Work:
-    """Logits are cast to fp32 and turned into probabilities, which are kept; backward writes the logits' gradient.
-
-    At the peak logits and their gradient are there in both dtypes, beside the probabilities (Megatron-LM's
-    vocabulary-parallel and PyTorch's eager cross-entropy).
-    """
+    """Logits are cast to fp32 and turned into probabilities, which are kept; backward writes the logits' gradient."""
     logits = volume(sizes, (BATCH, SEQ, "vocab"))
     return Work(
         forward=(Stream(logits * (numerics.element_bytes + 2 * 4), "mixed"),),
         backward=(Stream(logits * (4 + numerics.element_bytes), "mixed"),),
         keeps_inputs=False,
         extra_saved=4.0 * logits,
-        workspace=2 * (4.0 + numerics.element_bytes) * logits,
+        workspace=4.0 * logits + numerics.element_bytes * logits,
     )

@@ -17,12 +17,13 @@ StreamKind = Literal["norm", "activation", "elementwise", "mixed"]  # "mixed": l
 
 @dataclass(frozen=True)
 class Gemm:
-    """`batch` products C[m, n] = A[m, k] · B[k, n]."""
+    """`batch` products C[m, n] = A[m, k] · B[k, n]. gradient: C is added to a weight's accumulated gradient."""
 
     m: Array
     n: Array
     k: Array
     batch: Array | float = 1.0
+    gradient: bool = False
 
 
 @dataclass(frozen=True)
