@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from autoplan.intraop.terms import Criterion, Term, criteria
+from autoplan.intraop.terms import Criterion, Policy, Term, criteria
 from autoplan.runtimes import Runtime, TensorOverlap
 from autoplan.workload import Recompute
 
@@ -79,12 +79,12 @@ def passes(terms: Array, recompute: Recompute, runtime: Runtime, tensor_ranks: i
         gather_step=at[Term.GATHER_STEP] - hidden(np.maximum(forward - ahead_of_use, 0.0), gather_step))
 
 
-def evaluate(terms: Array, recompute: Recompute, runtime: Runtime, tensor_ranks: int) -> Array:
+def evaluate(terms: Array, policy: Policy, runtime: Runtime, tensor_ranks: int) -> Array:
     """Return the columns of `Criterion` [..., 6] of a layer's summed terms [..., NUM_TERMS]."""
-    values: Array = terms @ criteria(recompute)
+    values: Array = terms @ criteria(policy)
     if runtime.linear:
         return values
-    found = passes(terms, recompute, runtime, tensor_ranks)
+    found = passes(terms, policy.recompute, runtime, tensor_ranks)
     values[..., Criterion.T_MICRO_BATCH] = found.forward + found.backward + found.gather + found.reduce
     values[..., Criterion.T_STEP] = found.sync + found.gather_step + terms[..., Term.OPTIMIZER]
     return values

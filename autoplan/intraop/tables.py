@@ -23,7 +23,7 @@ from autoplan.intraop.overlap import evaluate
 from autoplan.intraop.pricing import Setting
 from autoplan.intraop.solve.frontier import frontier
 from autoplan.intraop.solve.pareto import pareto_rows
-from autoplan.intraop.terms import NUM_TERMS, Criterion, conversion_weights, criteria
+from autoplan.intraop.terms import NUM_TERMS, Criterion, Policy, conversion_weights, criteria
 from autoplan.model.graph import Operand
 from autoplan.sharding import codes_to_index
 from autoplan.workload import Recompute
@@ -48,9 +48,11 @@ _TIME_FIRST[Criterion.WORKSPACE, 4] = 1.0
 
 @dataclass(frozen=True)
 class LayerTable:
-    """Rows of one layer class: values [R, 6] (columns `Criterion`), choice [R, nodes] into the problem's strategies."""
+    """Rows of one layer class under a policy: values [R, 6] (columns `Criterion`), choice [R, nodes] into the problem's
+    strategies."""
 
     problem: LayerProblem
+    policy: Policy
     values: Array
     choice: NDArray[np.int16]
 
@@ -90,7 +92,7 @@ def restrict(problem: LayerProblem, zero: int) -> LayerProblem:
     return replace(problem, nodes=tuple(nodes), edges=tuple(edges))
 
 
-def layer_table(problem: LayerProblem, recompute: Recompute, num_micro_batches: int, in_flight: tuple[float, float],
+def layer_table(problem: LayerProblem, policy: Policy, num_micro_batches: int, in_flight: tuple[float, float],
                 keep: Sequence[str] = ()) -> LayerTable:
     """Return rows that hold a layer's Pareto set, for each residual layout (and each layout of `keep`).
 
@@ -106,20 +108,20 @@ def layer_table(problem: LayerProblem, recompute: Recompute, num_micro_batches: 
     if math.prod(sizes) <= (FEW if runtime.linear else FEW_OVERLAPPING):
         choice = np.array(list(np.ndindex(*sizes)), np.int16)
     else:
-        choice = _frontier(problem, recompute, num_micro_batches, in_flight, keep)
+        choice = _frontier(problem, policy, num_micro_batches, in_flight, keep)
     terms = np.array([problem.terms(row) for row in choice]).reshape(len(choice), NUM_TERMS)
     allowed = np.isfinite(terms).all(axis=1)
-    values = evaluate(terms[allowed], recompute, runtime, problem.setting.tensor_ranks)
-    return LayerTable(problem, values, choice[allowed])
+    values = evaluate(terms[allowed], policy, runtime, problem.setting.tensor_ranks)
+    return LayerTable(problem, policy, values, choice[allowed])
 
 
-def _frontier(problem: LayerProblem, recompute: Recompute, num_micro_batches: int, in_flight: tuple[float, float],
+def _frontier(problem: LayerProblem, policy: Policy, num_micro_batches: int, in_flight: tuple[float, float],
               keep: Sequence[str]) -> NDArray[np.int16]:
     """Return the choices of a layer's Pareto set by exact elimination."""
     projection = _TIME_FIRST.copy()
     projection[Criterion.T_STEP, 0] = 1.0 / num_micro_batches
-    weights = criteria(recompute) @ projection
-    forward, backward = conversion_weights(recompute)
+    weights = criteria(policy) @ projection
+    forward, backward = conversion_weights(policy.recompute)
     boundaries = {node for node in (problem.input, problem.output) if node is not None}
     kept = sorted(boundaries | {param_node(problem, name) for name in keep})
     low, high = in_flight
@@ -222,6 +224,8 @@ class StageTable:
             fixed[:, TIMES] += self.send(parts[0])[index[0]]
         if not last:
             fixed[:, TIMES] += self.send(parts[-1])[index[-1]]
+            if self.setting.runtime.keeps_outputs:
+                fixed[:, Criterion.SAVED] += self._boundary(parts[-1])[index[-1]]
         if self.tied is not None:
             self._tie(first, last, parts, index, fixed)
         transient = [part.values[rows][:, [Criterion.TRANSIENT, Criterion.WORKSPACE]].sum(axis=1)
@@ -261,7 +265,7 @@ class StageTable:
         return [pairs[0, kept], pairs[1, kept]]
 
     def sent(self, first: bool, last: bool, row: int, layers: int) -> Array:
-        """Return the seconds a micro-batch and a step that the stage with combination `row` waits for its neighbours."""
+        """Return the seconds a micro-batch and a step that the stage of combination `row` waits for its neighbours."""
         rows = self.combinations(first, last, layers > 0)
         parts = ((self.first, rows.first), (self.layer, rows.layer), (self.whole if first else self.last, rows.last))
         used = [(table, int(index[row])) for table, index in parts if index[row] >= 0]
@@ -288,11 +292,14 @@ class StageTable:
 
         Where the runtime sends beside computing, only the first tensor's way through the pipeline is waited for.
         """
-        _, shape = self._residual()
-        once = np.asarray(self.setting.costs.p2p(pricing.local_bytes(part.residual, shape, self.setting),
-                                                 self.neighbour))
+        once = np.asarray(self.setting.costs.p2p(self._boundary(part), self.neighbour))
         hidden = self.setting.runtime.overlap.sends and self.sends > 1
         return np.outer(once, (0.0, self.num_stages) if hidden else (self.sends, 0.0))
+
+    def _boundary(self, part: LayerTable) -> Array:
+        """Return the bytes of the residual stream at a layer's boundary, on one device, by row."""
+        _, shape = self._residual()
+        return pricing.local_bytes(part.residual, shape, self.setting)
 
     def _tie(self, first: bool, last: bool, parts: list[LayerTable], index: list[Ints], fixed: Array) -> None:
         """Price the sum over both copies of tied embeddings where two stages hold them."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autoplan.workload import Recompute
+from autoplan.workload import Recompute, Schedule
 
 Array = NDArray[np.float64]
 
@@ -53,20 +54,43 @@ class Criterion(IntEnum):
     WORKSPACE = 5
 
 
+@dataclass(frozen=True)
+class Policy:
+    """What a layer runs again, and how long it keeps what it saves.
+
+    at_once: its backward pass follows its forward pass, so that it never saves for more than one micro-batch.
+    """
+
+    recompute: Recompute
+    at_once: bool = False
+
+
+def policies(recompute: Recompute, schedule: Schedule) -> tuple[Policy, Policy, Policy]:
+    """Return the policies of the chain's first layer, of a repeated one and of the last.
+
+    Embedding and head are not run again (Megatron-LM recomputes transformer layers). The last layer's backward pass
+    follows at once, unless all micro-batches go forward first (GPipe).
+    """
+    ends = Recompute.NONE if recompute is Recompute.FULL else recompute
+    return Policy(ends), Policy(recompute), Policy(ends, schedule is not Schedule.GPIPE)
+
+
 @cache
-def criteria(recompute: Recompute) -> Array:
+def criteria(policy: Policy) -> Array:
     """Return the matrix [NUM_TERMS, 6] that turns summed terms into `(t_micro_batch, t_step, state, saved, transient,
     workspace)`.
 
     Full recompute keeps a layer's input and runs its forward pass again, collectives included, so that what the layer
     saves lives only while its backward pass runs. Selective recompute does so for the attention core.
     """
+    recompute = policy.recompute
     matrix = np.zeros((NUM_TERMS, len(Criterion)))
     once = [Term.FORWARD, Term.BACKWARD, Term.CONVERT_FORWARD, Term.CONVERT_BACKWARD, Term.GATHER, Term.REDUCE]
     matrix[once, Criterion.T_MICRO_BATCH] = 1.0
     matrix[[Term.SYNC, Term.OPTIMIZER, Term.GATHER_STEP], Criterion.T_STEP] = 1.0
     matrix[[Term.WEIGHTS, Term.GRADIENTS, Term.STATES], Criterion.STATE] = 1.0
-    matrix[Term.BOUNDARY, Criterion.SAVED] = 1.0
+    long = Criterion.TRANSIENT if policy.at_once else Criterion.SAVED
+    matrix[Term.BOUNDARY, long] = 1.0
     matrix[Term.TRANSIENT, Criterion.TRANSIENT] = 1.0
     matrix[Term.WORKSPACE, Criterion.WORKSPACE] = 1.0
     again = {
@@ -75,8 +99,8 @@ def criteria(recompute: Recompute) -> Array:
         Recompute.FULL: [Term.FORWARD, Term.CONVERT_FORWARD],
     }[recompute]
     matrix[again, Criterion.T_MICRO_BATCH] += 1.0
-    matrix[Term.SAVED, Criterion.TRANSIENT if recompute is Recompute.FULL else Criterion.SAVED] = 1.0
-    matrix[Term.SCORES, Criterion.SAVED if recompute is Recompute.NONE else Criterion.TRANSIENT] = 1.0
+    matrix[Term.SAVED, Criterion.TRANSIENT if recompute is Recompute.FULL else long] = 1.0
+    matrix[Term.SCORES, long if recompute is Recompute.NONE else Criterion.TRANSIENT] = 1.0
     matrix.flags.writeable = False  # shared
     return matrix
 

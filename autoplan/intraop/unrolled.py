@@ -59,8 +59,6 @@ def stage_problem(table: StageTable, query: Query) -> tuple[IntraOpProblem, list
     """
     parts = _parts(table, query)
     setting, m = table.setting, float(table.num_micro_batches)
-    weights = criteria(table.recompute)
-    ahead, back = conversion_weights(table.recompute)
     names: list[str] = []
     costs: list[Array] = []
     usages: list[UsageTerm] = []
@@ -68,6 +66,8 @@ def stage_problem(table: StageTable, query: Query) -> tuple[IntraOpProblem, list
     edge_costs: list[Array] = []
     total = sum(len(part.problem.nodes) for _, part in parts)
     for name, part in parts:
+        weights = criteria(part.table.policy)
+        ahead, back = conversion_weights(part.table.policy.recompute)
         end = part.offset + len(part.problem.nodes)
         for index, node in enumerate(part.problem.nodes):
             values = node.terms @ weights
@@ -157,4 +157,4 @@ def solved(table: StageTable, queries: Iterable[Query], solver: str) -> StageTab
 def _table(part: LayerTable, rows: Iterable[tuple[int, ...]], table: StageTable) -> LayerTable:
     choice = np.array(list(rows), np.int16).reshape(-1, len(part.problem.nodes))
     terms = np.array([part.problem.terms(row) for row in choice]).reshape(len(choice), NUM_TERMS)
-    return LayerTable(part.problem, terms @ criteria(table.recompute), choice)
+    return LayerTable(part.problem, part.policy, terms @ criteria(part.policy), choice)

@@ -162,17 +162,19 @@ def stage_seconds(stage: StageSolution, virtual_stages: int) -> StageSeconds:
     Conversions are what the passes take beyond kernels and their launches; what the layers don't hold is sends, seams
     between layers, and the sum over both copies of tied embeddings.
     """
-    terms, spent, launch = np.zeros(NUM_TERMS), Passes(*np.zeros(6)), 0.0
+    terms, spent, launch, again = np.zeros(NUM_TERMS), Passes(*np.zeros(6)), 0.0, 0.0
     for table, row in used_tables(stage):
         times = stage.layers if table is stage.table.layer else 1
         layer = table.problem.terms(table.choice[row])
         setting = table.problem.setting
         terms += times * layer
-        spent += times * passes(layer, stage.recompute, setting.runtime, setting.tensor_ranks)
+        recompute = table.policy.recompute
+        spent += times * passes(layer, recompute, setting.runtime, setting.tensor_ranks)
         waits = [max(0.0, layer[host] - layer[device]) for host, device in HOST_WAITS]
-        launch += times * (sum(waits) + (waits[0] if stage.recompute is Recompute.FULL else 0.0))
-    again = {Recompute.NONE: 0.0, Recompute.SELECTIVE: terms[Term.CORE], Recompute.FULL: terms[Term.FORWARD]}
-    kernels = float(terms[Term.FORWARD] + terms[Term.BACKWARD] + again[stage.recompute])
+        launch += times * (sum(waits) + (waits[0] if recompute is Recompute.FULL else 0.0))
+        again += times * {Recompute.NONE: 0.0, Recompute.SELECTIVE: float(layer[Term.CORE]),
+                          Recompute.FULL: float(layer[Term.FORWARD])}[recompute]
+    kernels = float(terms[Term.FORWARD] + terms[Term.BACKWARD]) + again
     sent, sent_once = stage.table.sent(stage.first, stage.last, stage.row, stage.layers)
     rest = stage.time - kernels - launch - sent - float(spent.gather + spent.reduce)
     layers_step = float(spent.sync + spent.gather_step + terms[Term.OPTIMIZER]) + sent_once
@@ -180,7 +182,7 @@ def stage_seconds(stage: StageSolution, virtual_stages: int) -> StageSeconds:
         micro_batch={
             "forward_s": float(terms[Term.FORWARD]),
             "backward_s": float(terms[Term.BACKWARD]),
-            "recompute_s": float(again[stage.recompute]),
+            "recompute_s": again,
             "launch_s": launch,
             "layout_conversion_s": _beyond_rounding(rest, stage.time),
             "parameter_gather_s": float(spent.gather),

@@ -15,7 +15,7 @@ from autoplan.search import free, probe, unequal
 from autoplan.search.pricer import Pricer
 from autoplan.search.solve import Solution, Variant, solve
 from autoplan.search.space import Candidate, Pins, candidates
-from autoplan.workload import Attention, Recompute, Schedule
+from autoplan.workload import Recompute, Schedule
 
 UNEQUAL_GAP = 0.002  # limits of the slowest stage are thinned so far; the bound says what is left
 
@@ -78,7 +78,7 @@ def policies(pricer: Pricer, pinned: Recompute | None) -> tuple[Recompute, ...]:
     """Return the recompute policies worth pricing: with fused attention, selective keeps no less than none."""
     if pinned is not None:
         return (pinned,)
-    if pricer.attention is Attention.FLASH:
+    if pricer.attention.fused:
         return (Recompute.NONE, Recompute.FULL)
     return tuple(Recompute)
 

@@ -13,7 +13,7 @@ from autoplan.cost.model import CostModel
 from autoplan.cost.schedules import in_flight
 from autoplan.intraop.layer_problem import LayerProblem, ParamNode
 from autoplan.intraop.solve.batch import minima
-from autoplan.intraop.terms import Criterion, conversion_weights, criteria
+from autoplan.intraop.terms import Criterion, Policy, conversion_weights, criteria, policies
 from autoplan.model.facts import unmasked_flops_per_token
 from autoplan.search.bounds import MemoryPrices, UniformStages, objective
 from autoplan.search.pricer import Pricer
@@ -46,7 +46,7 @@ def arithmetic_bound(pricer: Pricer, candidate: Candidate) -> float:
     return work + (candidate.num_micro_batches - 1) * work / candidate.num_stages
 
 
-def bounds(pricer: Pricer, candidate: Candidate, policies: Sequence[Recompute], zeros: Sequence[int],
+def bounds(pricer: Pricer, candidate: Candidate, kinds: Sequence[Recompute], zeros: Sequence[int],
            wanted: float) -> tuple[list[Variant], float]:
     """Return the candidate's variants (recompute × ZeRO) that may fit in less than `wanted` seconds, with lower bounds;
     and a lower bound of all the others.
@@ -62,12 +62,12 @@ def bounds(pricer: Pricer, candidate: Candidate, policies: Sequence[Recompute], 
     floor = (m - 1) * pricer.chain.count * _cheapest(layer, m) / p
     if floor >= wanted:
         return [], floor
-    variants = [(policy, zero) for policy in policies for zero in zeros]
+    variants = [(recompute, zero) for recompute in kinds for zero in zeros]
     prices = PRICES * (wanted / (m + p - 1) if np.isfinite(wanted) else 1.0) / _room(pricer)
     most_held = float(min(m, p))
     floor = np.inf
     for some in (prices[:0], prices):  # without prices first: most variants fall there already
-        inner = _relax(layer, variants, m, most_held, some)
+        inner = _relax(layer, _of(candidate, variants, 1), m, most_held, some)
         alone = _values(pricer, candidate, inner, np.zeros((2, len(variants), 4)), some)
         floor = min(floor, float(alone[alone >= wanted].min(initial=np.inf)))
         left = np.flatnonzero(alone < wanted)
@@ -76,12 +76,17 @@ def bounds(pricer: Pricer, candidate: Candidate, policies: Sequence[Recompute], 
         variants, inner = [variants[index] for index in left], inner[left]
     problems = pricer.problems(candidate.mesh, candidate.micro_batch, candidate.roles)
     assert problems is not None
-    ends = np.array([_relax(end, variants, m, most_held, prices[:0])
-                     for end in (problems.first, pricer.tail(problems, candidate))])
+    ends = np.array([_relax(end, _of(candidate, variants, position), m, most_held, prices[:0])
+                     for position, end in ((0, problems.first), (2, pricer.tail(problems, candidate)))])
     value = _values(pricer, candidate, inner, ends, prices)
-    found = [Variant(candidate, policy, zero, float(seconds))
-             for (policy, zero), seconds in zip(variants, value, strict=True) if seconds < wanted]
+    found = [Variant(candidate, recompute, zero, float(seconds))
+             for (recompute, zero), seconds in zip(variants, value, strict=True) if seconds < wanted]
     return found, min(floor, float(value[value >= wanted].min(initial=np.inf)))
+
+
+def _of(candidate: Candidate, variants: Sequence[tuple[Recompute, int]], position: int) -> list[tuple[Policy, int]]:
+    """Return the variants with the policy of the first (0), a repeated (1) or the last layer (2)."""
+    return [(policies(recompute, candidate.schedule)[position], zero) for recompute, zero in variants]
 
 
 def _room(pricer: Pricer) -> float:
@@ -113,14 +118,14 @@ def _values(pricer: Pricer, candidate: Candidate, inner: Array, ends: Array, pri
 
 def _cheapest(problem: LayerProblem, num_micro_batches: int) -> float:
     """Return the least time + step/m of a layer under any ZeRO stage, nothing recomputed."""
-    weights = criteria(Recompute.NONE)
+    weights = criteria(Policy(Recompute.NONE))
     column = weights[:, Criterion.T_MICRO_BATCH] + weights[:, Criterion.T_STEP] / num_micro_batches
     costs = [node.terms @ column[:, None] for node in problem.nodes]
     edge_costs = [(edge.forward + edge.backward)[..., None] for edge in problem.edges]
     return float(minima(costs, [(edge.u, edge.v) for edge in problem.edges], edge_costs)[0])
 
 
-def _relax(problem: LayerProblem, variants: Sequence[tuple[Recompute, int]], num_micro_batches: int, most_held: float,
+def _relax(problem: LayerProblem, variants: Sequence[tuple[Policy, int]], num_micro_batches: int, most_held: float,
            prices: Array) -> Array:
     """Return [V, 4 + 2·prices] minima: time, time + step/m, bytes with one and with `most_held` micro-batches in
     flight, and for each price time + price · bytes with one and with `most_held` in flight."""
@@ -132,7 +137,7 @@ def _relax(problem: LayerProblem, variants: Sequence[tuple[Recompute, int]], num
         most = weights[:, Criterion.STATE] + most_held * weights[:, Criterion.SAVED]
         columns += [t, t + step / num_micro_batches, fewest, most]
         columns += [t + price * held for price in prices for held in (fewest, most)]
-        forward, backward = conversion_weights(policy)
+        forward, backward = conversion_weights(policy.recompute)
         timed = [1.0, 1.0, 0.0, 0.0] + [1.0] * (2 * len(prices))
         edge_weights += [(forward * on, backward * on) for on in timed]
     matrix = np.array(columns).T

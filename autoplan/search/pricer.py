@@ -10,6 +10,7 @@ from autoplan.cost.schedules import in_flight
 from autoplan.intraop.layer_problem import LayerProblem, layer_problem
 from autoplan.intraop.pricing import Setting, attention_kernel
 from autoplan.intraop.tables import LayerTable, StageTable, layer_table, restrict
+from autoplan.intraop.terms import Policy, policies
 from autoplan.intraop.unrolled import Query, solved
 from autoplan.model.graph import LayerClass
 from autoplan.runtimes import Runtime
@@ -105,20 +106,22 @@ class Pricer:
         tied = self.chain.tied
         most = float(min(m, candidate.num_stages + self.runtime.extra_in_flight))
 
-        def table(problem: LayerProblem, keep: str | None = None) -> LayerTable:
-            key = (id(problem), recompute, zero, m if candidate.roles is None else None, most)
+        ends = policies(recompute, candidate.schedule)
+
+        def table(problem: LayerProblem, policy: Policy, keep: str | None = None) -> LayerTable:
+            key = (id(problem), policy, zero, m if candidate.roles is None else None, most)
             if key in self._tables:
                 self.counters.hits += 1
             else:
                 self.counters.solves += 1
-                self._tables[key] = layer_table(restrict(problem, zero), recompute, m, (1.0, most),
+                self._tables[key] = layer_table(restrict(problem, zero), policy, m, (1.0, most),
                                                 () if keep is None else (keep,))
             return self._tables[key]
 
-        first, layer = table(problems.first, tied and tied[0]), table(problems.layer)
-        last = table(problems.last, tied and tied[1])
+        first, layer = table(problems.first, ends[0], tied and tied[0]), table(problems.layer, ends[1])
+        last = table(problems.last, ends[2], tied and tied[1])
         alone = candidate.num_stages == 1
-        whole = table(self.tail(problems, candidate), tied and tied[1]) if alone else last
+        whole = table(self.tail(problems, candidate), ends[2], tied and tied[1]) if alone else last
         found = StageTable(problems.layer.setting, recompute, m, first, layer, last, whole, tied, neighbour,
                            candidate.num_stages, candidate.virtual_stages)
         return found if self.solver == "auto" else self._by_solver(found, candidate)

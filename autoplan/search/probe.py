@@ -19,7 +19,7 @@ from autoplan.cost.schedules import in_flight
 from autoplan.intraop.layer_problem import LayerProblem, LayoutNode, ParamNode
 from autoplan.intraop.overlap import evaluate
 from autoplan.intraop.pricing import Setting
-from autoplan.intraop.terms import NUM_TERMS, Criterion, Term
+from autoplan.intraop.terms import NUM_TERMS, Criterion, Term, policies
 from autoplan.search.bounds import UniformStages, interleaved_objective, objective
 from autoplan.search.pricer import Pricer
 from autoplan.search.solve import Variant, neighbour
@@ -83,12 +83,12 @@ def _probe(problems: Sequence[LayerProblem]) -> Probe:
     return Probe(terms, most, weights, gradients, boundary, layer.setting.tensor_ranks)
 
 
-def bounds(pricer: Pricer, candidate: Candidate, policies: Sequence[Recompute], zeros: Sequence[int]) -> list[Variant]:
+def bounds(pricer: Pricer, candidate: Candidate, kinds: Sequence[Recompute], zeros: Sequence[int]) -> list[Variant]:
     """Return the candidate's variants (recompute × ZeRO) that may fit, each with a lower bound of its step time."""
     found = probe(pricer, candidate)
     if found is None:
         return []
-    variants = [(recompute, zero) for recompute in policies for zero in zeros]
+    variants = [(recompute, zero) for recompute in kinds for zero in zeros]
     if not variants:
         return []
     stages = _stages(pricer, candidate, found, variants)
@@ -138,7 +138,7 @@ def layer_bounds(pricer: Pricer, candidate: Candidate, found: Probe,
             terms[..., Term.SYNC] = np.where(zero == 0, gradients * rates["all_reduce"],
                                              np.where(zero == 1, reduce, 0.0))
             terms[..., Term.GATHER_STEP] = np.where((zero == 1) | (zero == 2), gather, 0.0)
-    values, hiding = (np.array([evaluate(one, recompute, pricer.runtime, found.ranks)
+    values, hiding = (np.array([_evaluated(pricer, candidate, found, one, recompute)
                                 for one, (recompute, _) in zip(terms, variants, strict=True)])
                       for terms in (least, most))  # [V, 3, 6]; the longer a pass is, the more of a step it hides
     link = neighbour(pricer.cluster, candidate.mesh.num_devices)
@@ -146,6 +146,12 @@ def layer_bounds(pricer: Pricer, candidate: Candidate, found: Probe,
     send = 0.0 if hidden else candidate.virtual_stages * float(pricer.costs.p2p(found.boundary, link))
     return LayerBounds(values[..., Criterion.T_MICRO_BATCH], hiding[..., Criterion.T_STEP], state,
                        values[..., Criterion.SAVED], send)
+
+
+def _evaluated(pricer: Pricer, candidate: Candidate, found: Probe, terms: Array, recompute: Recompute) -> Array:
+    """Return the criteria [3, 6] of the three layers' terms."""
+    return np.array([evaluate(one, policy, pricer.runtime, found.ranks)
+                     for one, policy in zip(terms, policies(recompute, candidate.schedule), strict=True)])
 
 
 def _stages(pricer: Pricer, candidate: Candidate, found: Probe,

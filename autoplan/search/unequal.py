@@ -18,7 +18,7 @@ from autoplan.cluster.mesh import divisors
 from autoplan.cost.memory import usable_bytes
 from autoplan.interop import Partition, StageCosts, partition
 from autoplan.intraop.tables import StageTable
-from autoplan.intraop.terms import Criterion, criteria
+from autoplan.intraop.terms import Criterion, Policy, criteria
 from autoplan.search.pricer import Pricer
 from autoplan.search.probe import layer_bounds, probe
 from autoplan.search.solve import Solution, inside, neighbour, stage_solution
@@ -79,7 +79,7 @@ def _candidates(pricer: Pricer, size: int, micro_batch: int, m: int, pins: Pins)
 
 def _least(pricer: Pricer, options: Sequence[Candidate]) -> float:
     """Return the least seconds a micro-batch that the whole chain takes under any of the options."""
-    weights = criteria(Recompute.NONE)[:, Criterion.T_MICRO_BATCH]
+    weights = criteria(Policy(Recompute.NONE))[:, Criterion.T_MICRO_BATCH]
     chain = np.array([1.0, pricer.chain.count, 1.0])
     found = [probe(pricer, candidate) for candidate in options]
     return min((float(chain @ (one.terms @ weights)) for one in found if one is not None), default=float("inf"))
