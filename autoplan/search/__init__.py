@@ -13,6 +13,8 @@ from typing import Literal
 from autoplan.cluster import Cluster
 from autoplan.cluster import load as load_cluster
 from autoplan.cost.model import CostModel
+from autoplan.cost.profile import Profile
+from autoplan.cost.profile import load as load_profile
 from autoplan.errors import InputError
 from autoplan.model import load as load_model
 from autoplan.model.graph import ModelGraph
@@ -34,10 +36,10 @@ __all__ = ["estimate", "plan"]
 def plan(model: ModelGraph | str, cluster: Cluster | str, *, global_batch_size: int | None = None,
          seq_len: int | None = None, precision: str | None = None, optimizer: str = "adam",
          grad_dtype: str | None = None, reduce_dtype: str | None = None, attention: str | None = None,
-         dropout: bool = False,
-         micro_batch_size: int | None = None, recompute: str | None = None, zero: int | None = None,
-         fix: Mapping[str, object] | None = None, top: int = 5, solver: str = "auto", time_limit: float | None = None,
-         gap: float = 0.05, runtime: str = "plain", progress: Progress | None = None) -> Plan:
+         dropout: bool = False, micro_batch_size: int | None = None, recompute: str | None = None,
+         zero: int | None = None, fix: Mapping[str, object] | None = None, top: int = 5, solver: str = "auto",
+         time_limit: float | None = None, gap: float = 0.05, runtime: str = "plain",
+         profile: Profile | str | None = None, progress: Progress | None = None) -> Plan:
     """Return the fastest plan that trains `model` on `cluster` and fits its memory.
 
     model, cluster: loaded, or what `load_model` and `load_cluster` take.
@@ -48,8 +50,9 @@ def plan(model: ModelGraph | str, cluster: Cluster | str, *, global_batch_size: 
     micro_batch_size, num_micro_batches, recompute, sequence_parallel, schedule, virtual_stages, and layers, the equal
     layers of each stage). top: plans ranked. solver: `auto`, `highs` or `pulp:NAME`. time_limit: seconds after which
     the best found is returned with its gap. gap: a plan proven to be within this fraction of the fastest is good
-    enough; plans that a runtime has a name for are tried first. runtime: what will execute the plan. Raises InputError
-    for bad input, NoPlanError with a diagnosis where nothing fits.
+    enough; plans that a runtime has a name for are tried first. runtime: what will execute the plan. profile: one's own
+    measurements, or the file that `autoplan calibrate` wrote. Raises InputError for bad input, NoPlanError with a
+    diagnosis where nothing fits.
     """
     begin = time.perf_counter()
     model, cluster = _loaded(model, cluster)
@@ -62,7 +65,7 @@ def plan(model: ModelGraph | str, cluster: Cluster | str, *, global_batch_size: 
     given: dict[str, object] = {"micro_batch_size": micro_batch_size, "recompute": recompute, "zero": zero}
     pins = pins_of(merged(fix, given))
     check_solver(solver, rules)
-    pricer = _pricer(model, cluster, asked.workload, rules, pins, solver)
+    pricer = _pricer(model, cluster, asked.workload, rules, pins, solver, profile)
     outcome = search(pricer, pins, limits, progress)
     if outcome.best is None:
         raise no_plan(pricer, pins, timed_out=outcome.timed_out)
@@ -77,13 +80,13 @@ def estimate(model: ModelGraph | str, cluster: Cluster | str, *, tp: int = 1, pp
              optimizer: str = "adam", grad_dtype: str | None = None, reduce_dtype: str | None = None,
              attention: str | None = None, dropout: bool = False, zero: int = 0, recompute: str = "none",
              sequence_parallel: bool = False, schedule: str = "1f1b", virtual_stages: int = 1,
-             layers: Sequence[int] | None = None,
-             runtime: str = "plain") -> Plan:
+             layers: Sequence[int] | None = None, runtime: str = "plain",
+             profile: Profile | str | None = None) -> Plan:
     """Return what one configuration costs, as a plan; it may need more memory than a device has.
 
-    layers: the equal layers of each stage; None cuts them as well as they can be under the memory. Raises InputError
-    for a configuration that can't be run: degrees that don't make up the cluster, or that don't divide the model or the
-    batch; what the runtime doesn't offer.
+    layers: the equal layers of each stage; None cuts them as well as they can be under the memory. profile: as `plan`
+    takes it. Raises InputError for a configuration that can't be run: degrees that don't make up the cluster, or that
+    don't divide the model or the batch; what the runtime doesn't offer.
     """
     begin = time.perf_counter()
     model, cluster = _loaded(model, cluster)
@@ -94,7 +97,7 @@ def estimate(model: ModelGraph | str, cluster: Cluster | str, *, tp: int = 1, pp
     pins = all_pins({"tp": tp, "pp": pp, "dp": dp, "cp": cp, "micro_batch_size": micro_batch_size, "zero": zero,
                      "recompute": recompute, "sequence_parallel": sequence_parallel if tp != 1 else False,
                      "schedule": schedule, "virtual_stages": virtual_stages, "layers": layers})
-    pricer = _pricer(model, cluster, asked.workload, rules, pins, "auto")
+    pricer = _pricer(model, cluster, asked.workload, rules, pins, "auto", profile)
     solution = _price(pricer, pins)
     notes = list(asked.notes)
     if sequence_parallel and tp == 1:
@@ -113,10 +116,11 @@ def _loaded(model: ModelGraph | str, cluster: Cluster | str) -> tuple[ModelGraph
 
 
 def _pricer(model: ModelGraph, cluster: Cluster, workload: Workload, rules: Runtime, pins: Pins,
-            solver: str) -> Pricer:
+            solver: str, profile: Profile | str | None) -> Pricer:
     chained = chain(model)
     check_pins(pins, chained, cluster, workload, rules)
-    return Pricer(chained, cluster, CostModel(cluster, rules), rules, workload, solver)
+    measured = load_profile(profile) if isinstance(profile, str) else profile
+    return Pricer(chained, cluster, CostModel(cluster, rules, measured), rules, workload, solver)
 
 
 def _price(pricer: Pricer, pins: Pins) -> Solution:

@@ -147,7 +147,8 @@ def _state_bytes(pricer: Pricer) -> float:
 
 
 def _resized(pricer: Pricer, cluster: Cluster) -> Pricer:
-    return Pricer(pricer.chain, cluster, CostModel(cluster, pricer.runtime), pricer.runtime, pricer.workload)
+    costs = CostModel(cluster, pricer.runtime, pricer.costs.profile)
+    return Pricer(pricer.chain, cluster, costs, pricer.runtime, pricer.workload)
 
 
 def _fits(pricer: Pricer, pins: Pins) -> bool:
