@@ -58,7 +58,7 @@ def matmuls(reference: Path) -> Iterator[Line]:
 
 
 def layers(reference: Path) -> Iterator[Line]:
-    """vidur's operators: matmuls, and what is bound by memory, from 48 MB on."""
+    """vidur's operators: matmuls, and what is bound by memory, from 100 MB on."""
     tables = layer_gemms(reference)
     for system in (*SYSTEMS, A40):
         if system.key in tables:
@@ -68,8 +68,8 @@ def layers(reference: Path) -> Iterator[Line]:
     for key, kinds in streams(reference).items():
         system = next(s for s in (*SYSTEMS, A40) if s.key == key)
         for kind, rows in kinds.items():
-            rows = rows[rows[:, 0] >= 48e6]
-            yield Line("vidur layers", key, f"{kind} ≥ 48 MB",
+            rows = rows[rows[:, 0] >= 1e8]
+            yield Line("vidur layers", key, f"{kind} ≥ 100 MB",
                        errors(np.asarray(costs(system).memory_bound(rows[:, 0], kind)), rows[:, 1]))
 
 
@@ -109,7 +109,7 @@ def main() -> None:
                         ("prefill", ("length ≥ 1024",)), ("decode", ("KV ≥ 16 MB",))):
         some = [line for line in lines if line.kind in kinds]
         summary[f"{name}_median"], summary[f"{name}_p90"] = mean_of(some, "median"), mean_of(some, "p90")
-    summary["memory_median"] = mean_of([line for line in lines if line.kind.endswith("48 MB")], "median")
+    summary["memory_median"] = mean_of([line for line in lines if line.kind.endswith("100 MB")], "median")
     summary["unseen_median"] = mean_of([line for line in lines if line.unseen], "median")
     show(lines, summary, options.json)
 

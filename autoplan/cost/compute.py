@@ -20,22 +20,21 @@ Array = NDArray[np.float64]
 # Output tiles (rows, columns) that a library chooses between, and how many sizes each is below (or above) 128×128.
 _TILES = np.array([(256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)], dtype=np.float64)
 _STEP = np.array([1, 1, 0, -1, -1, -2], dtype=np.float64)
+_HEAD_DIMS = 32.0  # fused attention is compiled for head_dims in such steps (FlashAttention-2); others are padded
 _BLOCK = 128.0  # query rows of a block of fused attention (FlashAttention-2 and -3 at head_dim 128)
 
 # Bytes that converting A to fp8 moves, an element and matmul, in training: TransformerEngine converts and transposes an
 # operand in one kernel (reads 2 bytes, writes 1 twice), x and the gradient of y once each; three matmuls use them.
 SHARED_CAST = 8 / 3
 
-# Passes over the 16-bit score matrix when attention isn't fused, with a fused scale-mask-softmax (Megatron-LM's) and
-# dropout. Forward: softmax reads and writes it, dropout reads and writes it and writes a mask of one byte a score.
-# Backward: dropout reads the gradient and the mask and writes, softmax reads gradient and probabilities and writes.
-_SCORE_PASSES_FORWARD = 4.5
-_SCORE_PASSES_BACKWARD = 5.5
-# Without that fused kernel (PyTorch's operators one by one), further: scaling and masking each read and write it
-# (forward 4, backward 4), and softmax reads and writes fp32, to which the scores are converted and back (forward 6,
-# backward 5.5).
-_NAIVE_PASSES_FORWARD = 10.0
-_NAIVE_PASSES_BACKWARD = 9.5
+# Passes over the 16-bit score matrix when attention isn't fused. Forward: a fused scale-mask-softmax (Megatron-LM's)
+# reads and writes it; backward it reads gradient and probabilities and writes.
+_SOFTMAX_FORWARD, _SOFTMAX_BACKWARD = 2.0, 3.0
+# Dropout reads and writes it, and writes or reads a mask of one byte a score.
+_DROPOUT = 2.5
+# Without the fused kernel (PyTorch's operators one by one), further: scaling and masking each read and write it (4
+# either way), and softmax reads and writes fp32, to which the scores are converted and back (forward 6, backward 5.5).
+_NAIVE_FORWARD, _NAIVE_BACKWARD = 10.0, 9.5
 
 # Matmuls of the attention core: forward QKᵀ and PV; backward also recomputes QKᵀ: 5 against 2 (FlashAttention-2,
 # arXiv:2307.08691, section 2.3 and algorithm 2), hence 2.5 × the forward FLOPs.
@@ -98,7 +97,7 @@ def flash_time(fit: Attention, units: float, peak: float, bandwidth: float, batc
 
     A block of 128 queries walks over its keys, and the blocks of all heads and sequences fill the multiprocessors. The
     makespan of such a list of jobs is its mean load plus part of its longest job, and at least its longest job:
-        score  = 4·(head_dim + softmax) FLOP-equivalents
+        score  = 4·(head_dim, padded to 32s, + softmax) FLOP-equivalents
         work   = batch·heads·(visible scores + depth·q_len) · score / (efficiency·peak)
         block  = 128·(kv_len + depth) · score / (efficiency·peak/units)
         memory = bytes of Q, K, V and O / (fraction·bandwidth)
@@ -109,7 +108,7 @@ def flash_time(fit: Attention, units: float, peak: float, bandwidth: float, batc
     b, h, g, q, kv, d = (np.asarray(x, dtype=np.float64) for x in (batch, heads, kv_heads, q_len, kv_len, head_dim))
     rate = fit.efficiency * peak
     nbytes = itemsize * b * d * (2 * h * q + 2 * g * kv)
-    score, depth = 4 * (d + fit.softmax), fit.depth
+    score, depth = 4 * (_HEAD_DIMS * np.ceil(d / _HEAD_DIMS) + fit.softmax), fit.depth
     if backward:
         depth = depth * _BACKWARD_DEPTH
         rate = rate * fit.backward
@@ -145,10 +144,11 @@ def generations_behind(newest: int, used: int) -> float:
 
 def unfused_time(gemm: Gemm, memory: Memory, units: float, peak: float, bandwidth: float, batch: ArrayLike,
                  heads: ArrayLike, q_len: ArrayLike, kv_len: ArrayLike, head_dim: ArrayLike, *,
-                 backward: bool = False, itemsize: float = 2, fused_softmax: bool = True) -> Array:
+                 backward: bool = False, itemsize: float = 2, fused_softmax: bool = True,
+                 dropout: bool = False) -> Array:
     """Seconds of attention as batched matmuls and memory-bound passes over the whole score matrix (masked or not).
 
-    fused_softmax: scaling, mask and softmax are one kernel; else one after the other.
+    fused_softmax: scaling, mask and softmax are one kernel; else one after the other. dropout: of the probabilities.
     """
     b, h, q, kv = (np.asarray(x, dtype=np.float64) for x in (batch, heads, q_len, kv_len))
     rows = b * h
@@ -156,11 +156,11 @@ def unfused_time(gemm: Gemm, memory: Memory, units: float, peak: float, bandwidt
     qk = matmul_time(gemm, units, peak, bandwidth, q, kv, head_dim, rows, itemsize)
     pv = matmul_time(gemm, units, peak, bandwidth, q, head_dim, kv, rows, itemsize)
     if not backward:
-        passes = _SCORE_PASSES_FORWARD + (0.0 if fused_softmax else _NAIVE_PASSES_FORWARD)
+        passes = _SOFTMAX_FORWARD + _DROPOUT * dropout + _NAIVE_FORWARD * (not fused_softmax)
         return qk + pv + memory_time(memory, units, bandwidth, passes * scores)
     dkv = matmul_time(gemm, units, peak, bandwidth, kv, head_dim, q, rows, itemsize)
     # dP = dO·Vᵀ has the shape of QKᵀ, dQ = dS·K that of PV, dV = Pᵀ·dO and dK = dSᵀ·Q the transposed one.
-    passes = _SCORE_PASSES_BACKWARD + (0.0 if fused_softmax else _NAIVE_PASSES_BACKWARD)
+    passes = _SOFTMAX_BACKWARD + _DROPOUT * dropout + _NAIVE_BACKWARD * (not fused_softmax)
     return qk + pv + 2 * dkv + memory_time(memory, units, bandwidth, passes * scores)
 
 

@@ -82,15 +82,17 @@ class CostModel:
 
     def attention(self, *, batch: ArrayLike, heads: ArrayLike, kv_heads: ArrayLike, q_len: ArrayLike, kv_len: ArrayLike,
                   head_dim: ArrayLike, causal: bool = True, dtype: str = "bf16", flash: bool | None = None,
-                  backward: bool = False, fused_softmax: bool = True, kv_dtype: str | None = None) -> Seconds:
+                  backward: bool = False, fused_softmax: bool = True, dropout: bool = False,
+                  kv_dtype: str | None = None, generation: int | None = None) -> Seconds:
         """Seconds of the attention core, from q, k and v to its output, or of its backward pass.
 
         batch: sequences. heads, kv_heads: of queries, and of keys and values. q_len, kv_len: positions of a sequence.
         causal: the last query sees every key, each earlier one a key less. flash: fused (None: if the device has such
         kernels); otherwise two batched matmuls and passes over the scores, masked or not. backward: the backward pass
-        alone. fused_softmax: whether scaling, mask and softmax are one kernel, where attention isn't fused. kv_dtype:
-        of the keys and values that a few queries read from a cache (None: `dtype`). InputError if the device doesn't
-        support `dtype`, or for an unknown `kv_dtype`.
+        alone. generation: of FlashAttention (None: the device's newest). fused_softmax, dropout: where attention isn't
+        fused, whether scaling, mask and softmax are one kernel, and whether probabilities are dropped. kv_dtype: of the
+        keys and values that a few queries read from a cache (None: `dtype`). InputError if the device doesn't support
+        `dtype`, or for an unknown `kv_dtype`.
         """
         device, fits = self.cluster.device, self.kernels
         peak, itemsize = self.peak(dtype), _ITEMSIZE[dtype]
@@ -100,6 +102,8 @@ class CostModel:
             time = compute.flash_time(
                 fits.attention, fits.units, peak, device.hbm_bandwidth, b, h, g, q, kv, d, causal=causal,
                 backward=backward, itemsize=itemsize)
+            newest = fits.attention.generation
+            time = time * compute.generations_behind(newest, min(generation or newest, newest))
             if not backward:
                 time = np.maximum(time, compute.decode_time(fits.decode, device.hbm_bandwidth, b, h, g, kv, d,
                                                             _itemsize("kv_dtype", kv_dtype or dtype)))
@@ -107,7 +111,7 @@ class CostModel:
             return _priced(self._refined("attention", phase, time), *sizes)
         time = compute.unfused_time(
             self._gemm(dtype), fits.memory["elementwise"], fits.units, peak * fits.sustained, device.hbm_bandwidth,
-            b, h, q, kv, d, backward=backward, itemsize=itemsize, fused_softmax=fused_softmax)
+            b, h, q, kv, d, backward=backward, itemsize=itemsize, fused_softmax=fused_softmax, dropout=dropout)
         return _priced(self._refined("attention", "unfused", time), *sizes)
 
     def memory_bound(self, nbytes: ArrayLike, kind: str = "mixed") -> Seconds:

@@ -30,12 +30,12 @@ ATTENTION = {"batch": 2, "heads": 32, "kv_heads": 8, "head_dim": 128}
 def corrected(fixed: float = 1, variable: float = 1, scale: float = 1) -> CostModel:
     """Prices under a profile that corrects everything alike."""
     one = Correction(fixed=fixed, variable=variable)
-    kernels = {name: one for name in ("gemm bf16", "attention forward", "attention backward", "attention decode",
-                                      "memory norm")}
+    kernels = dict.fromkeys(("gemm bf16", "attention forward", "attention backward", "attention decode", "memory norm"),
+                            one)
     groups = [GroupCorrection(fixed=fixed, variable=variable, ranks=8, nodes=n) for n in (1, 2)]
     return CostModel(CLUSTER, profile=Profile(
         devices={DEVICE: DeviceProfile(scale=scale, kernels=kernels)},
-        clusters={CLUSTER.name: {op: groups for op in measurements.COLLECTIVES}}))
+        clusters={CLUSTER.name: dict.fromkeys(measurements.COLLECTIVES, groups)}))
 
 
 def table(tmp_path: Path, *rows: str, header: str = "kind,target,seconds,m,n,k,bytes,ranks,nodes,operator") -> Path:
@@ -70,8 +70,9 @@ def test_launch_and_rest_are_corrected_apart() -> None:
     launch = PLAIN.launch("gemm", "bf16")
     assert float(start.matmul(16, 16, 16)) - float(PLAIN.matmul(16, 16, 16)) == pytest.approx(launch)
     whole = corrected(scale=1.5)
-    for phase in ({"q_len": 4096, "kv_len": 4096}, {"q_len": 1, "kv_len": 4096}):
-        assert whole.attention(**ATTENTION, **phase) == pytest.approx(1.5 * float(PLAIN.attention(**ATTENTION, **phase)))
+    for queries in (4096, 1):
+        got, plain = (one.attention(**ATTENTION, q_len=queries, kv_len=4096) for one in (whole, PLAIN))
+        assert got == pytest.approx(1.5 * float(plain))
     assert whole.memory_bound(1e9, "norm") == pytest.approx(1.5 * float(PLAIN.memory_bound(1e9, "norm")))
     assert whole.memory_bound(1e9, "activation") == pytest.approx(1.5 * float(PLAIN.memory_bound(1e9, "activation")))
     assert whole.all_reduce(1e9, 8) == PLAIN.all_reduce(1e9, 8)
@@ -123,7 +124,7 @@ def test_the_nearest_group_speaks_for_others() -> None:
 
 def test_a_profile_of_other_machines_is_refused() -> None:
     other = scaled(Profile(), "h100-sxm5-80gb", 2.0)
-    with pytest.raises(InputError, match="says nothing about this cluster.*h100-sxm5-80gb"):
+    with pytest.raises(InputError, match=r"says nothing about this cluster.*h100-sxm5-80gb"):
         CostModel(CLUSTER, profile=other)
 
 
