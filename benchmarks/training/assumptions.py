@@ -1,8 +1,8 @@
 """What a source ran, where a row doesn't say it: `sources.yaml`, read and applied.
 
 Each set of assumptions is a mapping with the keys of `Assumed` (and `where`: the place that states them). For a row
-they are laid over each other: `defaults`, then each of `frameworks` whose `match` the row's framework has, then the
-source's own, then each of its `cases` that the row matches. Later ones win.
+they are laid over each other, later ones win: `defaults`, each of `frameworks` whose `match` the row's framework has,
+what its kind of memory means, the source's own, and each of its `cases` and of the file's `cases` that the row matches.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Assumed:
     model: the name of a shipped model, or keys of a model file that the row doesn't give.
     vocab_multiple_tp: the vocabulary is padded to a multiple of this times tp.
     cut: "best", or "equal" (the first stages take one more), "ceil" (all but the last take ⌈L/p⌉), "ends" (embedding
-    and head take a layer's slot each), "items" (`plan_json` lists items of which `items_before` come before the first
-    layer). mask: fraction of the tokens that the head sees. memory_unit: "gib" or "gb". memory_counts: "all" (context
+    and head take a layer's slot each), "last" (the last stage has as few as is fastest, the others the rest), "items"
+    (`plan_json` lists items of which `items_before` come before the first layer). mask: fraction of the tokens that the head sees. memory_unit: "gib" or "gb". memory_counts: "all" (context
     included), "reserved" (no context) or "allocated" (nor what the allocator wastes). memory_stages: "all" or "ends".
     """
 
@@ -87,8 +87,9 @@ def assumed(row: Row) -> Assumed:
     source = data["sources"].get(row.source_id, {})
     layers = [data["defaults"]]
     layers += [one for one in data["frameworks"] if re.search(one["match"], row.framework, re.IGNORECASE)]
+    layers += [one for one in data["memory"] if matches(one["match"], row)]
     layers.append(source)
-    layers += [one for one in source.get("cases", ()) if matches(one["match"], row)]
+    layers += [one for one in (*source.get("cases", ()), *data["cases"]) if matches(one["match"], row)]
     merged: dict[str, Any] = {}
     for one in layers:
         merged |= {key: value for key, value in one.items() if key not in ("where", "match", "cases")}

@@ -33,7 +33,7 @@ def graph_of(row: Row, assumed: Assumed) -> ModelGraph:
         raise Unpriced(str(described["skip"]))
     keys = dict(described["model"]) | dict(assumed.model or {})
     sizes = {"layers": assumed.layers or row.layers, "hidden": row.hidden, "heads": row.heads or assumed.heads,
-             "ffn": row.ffn or keys.get("ffn"), "vocab_size": row.vocab or assumed.vocab,
+             "ffn": row.ffn or keys.get("ffn"), "vocab_size": row.vocab or assumed.vocab or keys.get("vocab_size"),
              "kv_heads": row.kv_heads or assumed.kv_heads}
     if "kv_heads" in assumed.override:
         sizes["kv_heads"] = assumed.kv_heads

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from inspect import signature
@@ -66,15 +66,16 @@ def price(row: Row, plans: Plans) -> Price:
         raise Unpriced(given.skip)
     try:
         graph, cluster = models.graph_of(row, given), clusters.on(row, given)
-        arguments = arguments_of(row, given, graph, cluster)
-        plan, ignored = _estimate(graph, cluster, arguments, plans)
+        arguments = arguments_of(row, given, cluster)
+        cuts = cuts_of(row, given, graph.num_layers - 2, arguments)
+        plan, ignored = _fastest(graph, cluster, arguments, cuts, plans)
     except (InputError, NoPlanError) as error:
         raise Unpriced(" ".join(str(error).split())) from None
     return _price(row, given, graph, cluster, plan, ignored, arguments)
 
 
-def arguments_of(row: Row, given: Assumed, graph: ModelGraph, cluster: Cluster) -> dict[str, object]:
-    """Return the arguments of `estimate` for a row. Raises Unpriced where a degree isn't recorded."""
+def arguments_of(row: Row, given: Assumed, cluster: Cluster) -> dict[str, object]:
+    """Return the arguments of `estimate` for a row, but for the cut. Raises Unpriced where a degree isn't recorded."""
     tp, pp, cp = row.tp or given.tp, row.pp or given.pp, row.cp or given.cp or 1
     if tp is None or pp is None:
         raise Unpriced("plan not recorded: tp or pp")
@@ -107,7 +108,6 @@ def arguments_of(row: Row, given: Assumed, graph: ModelGraph, cluster: Cluster) 
         "schedule": schedule, "virtual_stages": chunks if interleaved else 1, "runtime": given.runtime,
         "attention": attention_of(row, given), "dropout": given.dropout,
         "reduce_dtype": given.reduce_dtype if precision != "fp32" else None,
-        "layers": None if interleaved else layers_of(row, given, graph.num_layers - 2, pp),
         "ep": row.ep or 1, "shard": _shard(row, given, dp * cp),
     }
     return {key: value for key, value in found.items() if value is not None}
@@ -125,8 +125,10 @@ def recompute_of(text: str) -> str | None:
 
 
 def attention_of(row: Row, given: Assumed) -> str | None:
-    """Return the attention kernel: the row's if it is a fused one, else what is assumed."""
-    return "flash" if "flash" in row.attn_impl or "cuDNN" in row.attn_impl else given.attention
+    """Return the attention kernel: what is assumed (a source says the generation), else the row's if it is fused."""
+    if given.attention is None and ("flash" in row.attn_impl or "cuDNN" in row.attn_impl):
+        return "flash"
+    return given.attention
 
 
 def micro_batch_of(row: Row, given: Assumed, dp: int) -> int:
@@ -141,23 +143,30 @@ def micro_batch_of(row: Row, given: Assumed, dp: int) -> int:
     raise Unpriced("micro-batch not recorded")
 
 
-def layers_of(row: Row, given: Assumed, count: int, pp: int) -> list[int] | None:
-    """Return the layers of each stage, None where they are cut as well as they can be (see `Assumed.cut`)."""
-    if given.cut == "best":
-        return None
+def cuts_of(row: Row, given: Assumed, count: int, arguments: Mapping[str, object]) -> list[list[int] | None]:
+    """Return how `count` layers may be cut into stages (see `Assumed.cut`); None: as well as they can be."""
+    pp = int(str(arguments["pp"]))
+    if given.cut == "best" or pp == 1 or arguments["schedule"] == "interleaved":
+        return [None]
     if given.cut == "items":
-        bounds = json.loads(row.plan_json)["layer_partition"] if row.plan_json else None
-        if bounds is None:
+        if not row.plan_json:
             raise Unpriced("layers of each stage not recorded")
-        edges = [min(max(edge - given.items_before, 0), count) for edge in bounds]
-        return [b - a for a, b in pairwise(edges)]
-    if given.cut == "ends" and (count + 2) % pp == 0 and pp > 1:
+        edges = [min(max(edge - given.items_before, 0), count) for edge in json.loads(row.plan_json)["layer_partition"]]
+        return [[b - a for a, b in pairwise(edges)]]
+    if given.cut == "last":
+        return [[*reversed(_spread(count - last, pp - 1)), last] for last in range(count // pp + 1)]
+    if given.cut == "ends" and (count + 2) % pp == 0:
         each = (count + 2) // pp
-        return [each - (index in (0, pp - 1)) for index in range(pp)]
+        return [[each - (index in (0, pp - 1)) for index in range(pp)]]
     if given.cut == "ceil":
         each = -(-count // pp)
-        return [max(0, min(each, count - index * each)) for index in range(pp)]
-    return [count // pp + (index < count % pp) for index in range(pp)]
+        return [[max(0, min(each, count - index * each)) for index in range(pp)]]
+    return [_spread(count, pp)]
+
+
+def _spread(count: int, stages: int) -> list[int]:
+    """Return `count` layers over stages as evenly as can be, the first ones taking one more."""
+    return [count // stages + (index < count % stages) for index in range(stages)]
 
 
 def _shard(row: Row, given: Assumed, replicas: int) -> int | None:
@@ -177,6 +186,13 @@ def _estimate(graph: ModelGraph, cluster: Cluster, arguments: Mapping[str, objec
     if key not in plans:
         plans[key] = _estimated(graph, cluster, dict(arguments))
     return plans[key]
+
+
+def _fastest(graph: ModelGraph, cluster: Cluster, arguments: Mapping[str, object], cuts: Sequence[list[int] | None],
+             plans: Plans) -> tuple[Plan, tuple[str, ...]]:
+    """Estimate with each cut, and return the fastest."""
+    found = [_estimate(graph, cluster, {**arguments, "layers": cut} if cut else arguments, plans) for cut in cuts]
+    return min(found, key=lambda one: one[0].predicted.iteration_time_s)
 
 
 def _estimated(graph: ModelGraph, cluster: Cluster, asked: Mapping[str, Any]) -> tuple[Plan, tuple[str, ...]]:

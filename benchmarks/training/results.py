@@ -58,6 +58,8 @@ def price_all(rows: Iterable[Row]) -> Outcome:
             prices.append(price(row, plans))
         except Unpriced as reason:
             unpriced.append((row, str(reason)))
+        except Exception as error:  # one row that autoplan fails on must not hide the others; it is listed
+            unpriced.append((row, f"autoplan failed: {type(error).__name__}: {error}"))
     return Outcome(tuple(prices), tuple(unpriced), tuple(repeats))
 
 
