@@ -59,11 +59,27 @@ class Recompute(StrEnum):
 
 
 class Schedule(StrEnum):
-    """The order in which a pipeline's stages run micro-batches."""
+    """The order in which a pipeline's stages run micro-batches.
+
+    zb_h1, zb_h2, zb_v: the zero-bubble schedules of Qi et al. (arXiv:2401.10241).
+    """
 
     GPIPE = "gpipe"
     ONE_F_ONE_B = "1f1b"
     INTERLEAVED = "interleaved"
+    ZB_H1 = "zb_h1"
+    ZB_H2 = "zb_h2"
+    ZB_V = "zb_v"
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether weight gradients wait while the input's gradient is sent on: a zero-bubble schedule."""
+        return self in (Schedule.ZB_H1, Schedule.ZB_H2, Schedule.ZB_V)
+
+    @property
+    def chunked(self) -> bool:
+        """Whether a stage holds several chunks of layers (virtual stages)."""
+        return self in (Schedule.INTERLEAVED, Schedule.ZB_V)
 
 
 # Bytes of optimizer state a parameter, without the fp32 master copy that 16-bit training adds.
