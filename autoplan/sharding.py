@@ -77,6 +77,12 @@ def layouts(rank: int, num_axes: int) -> tuple[Layout, ...]:
     return tuple(itertools.product((PARTIAL, REPLICATED, *range(rank)), repeat=num_axes))
 
 
+def _codes(rank: int, num_axes: int) -> Ints:
+    """Return `layouts` as an array [L, num_axes]."""
+    every = layouts(rank, num_axes)
+    return np.array(every, np.int64).reshape(len(every), num_axes)
+
+
 @cache
 def index(rank: int, num_axes: int) -> dict[Layout, int]:
     """Return the position of each layout in `layouts(rank, num_axes)`."""
@@ -95,7 +101,7 @@ def codes_to_index(codes: Ints, rank: int) -> Ints:
 @cache
 def steps(rank: int, num_axes: int) -> tuple[Steps, ...]:
     """Return every step between layouts of a tensor of `rank` dims, grouped by what it sends and over which axes."""
-    every = np.array(layouts(rank, num_axes), np.int64).reshape(-1, num_axes)
+    every = _codes(rank, num_axes)
     changes = (every[:, None, :] != every[None, :, :]) @ (1 << np.arange(num_axes))  # a bit an axis, [L, L]
     found = []
     for axes in _subsets(num_axes):
@@ -140,38 +146,80 @@ def _kinds(before: Ints, after: Ints, axes: tuple[int, ...]) -> dict[tuple[Colle
     }
 
 
-def conversion_seconds(shape: Sequence[float], element_bytes: int, axis_sizes: Sequence[int], price: Price) -> Array:
-    """Return the seconds of the cheapest path between every two layouts of a tensor, [L, L].
+class Conversions:
+    """Seconds of the cheapest path between layouts of one tensor: `conversions[sources, targets]`.
 
-    shape: sizes of the tensor's dims, unsplit. L indexes `layouts(rank, num_axes)`. Going *to* a partial layout is free
-    from itself and from the layout that is replicated there (one device keeps the term, the others hold zeros), and
-    impossible (inf) otherwise. Only axes that the target splits are sliced on the way: replicas that divide a reduction
-    among them and gather the parts again would send less, but no compiler or runtime makes them. Shortest paths by
-    relaxing the targets of each such set of axes 2A − 1 times, O(A L³).
+    sources, targets: arrays of indices into `layouts(rank, num_axes)`, broadcast against each other.
+
+    shape: sizes of the tensor's dims, unsplit. A *partial* layout is reached for free from one that is whole there (one
+    device keeps the term, the others hold zeros) and from one that is split (zeros around each part), but for a split
+    over a more minor axis of the same dim, whose parts lie elsewhere. Only axes that the target splits are sliced on
+    the way: replicas that divide a reduction among them and gather the parts again would send less, but no compiler or
+    runtime makes them. An axis of one device is free to change. Paths are found by relaxation, for those sources and
+    kinds of target that are asked for.
     """
+
+    def __init__(self, shape: Sequence[float], element_bytes: int, axis_sizes: Sequence[int], price: Price) -> None:
+        rank, kept = len(shape), [axis for axis, size in enumerate(axis_sizes) if size > 1]
+        self._smaller = codes_to_index(_codes(rank, len(axis_sizes))[:, kept], rank)  # without axes of one device
+        codes = _codes(rank, len(kept))
+        self._split = codes >= 0
+
+        def over(kind: Collective, nbytes: Array, axes: tuple[int, ...]) -> Array:
+            """Price each number of bytes once."""
+            distinct, where = np.unique(nbytes, return_inverse=True)
+            return price(kind, distinct, tuple(kept[axis] for axis in axes))[where]
+
+        self._step = _one_step(shape, element_bytes, [axis_sizes[axis] for axis in kept], over)
+        self._sliced = (codes[:, None, :] == REPLICATED) & self._split[None, :, :]  # [L, L, A]
+        self._paths = np.full_like(self._step, np.nan)
+
+    def __getitem__(self, key: tuple[Ints, Ints]) -> Array:
+        source, target = np.broadcast_arrays(self._smaller[key[0]], self._smaller[key[1]])
+        missing = np.isnan(self._paths[source, target])
+        if missing.any():
+            kinds = self._split @ (1 << np.arange(self._split.shape[1]))
+            for kind in np.unique(kinds[target[missing]]):
+                rows = np.unique(source[missing & (kinds[target] == kind)])
+                columns = np.flatnonzero(kinds == kind)
+                self._paths[np.ix_(rows, columns)] = self._relaxed(rows, self._split[columns[0]])[:, columns]
+        found: Array = self._paths[source, target]
+        return found
+
+    def _relaxed(self, sources: Ints, split: NDArray[np.bool_]) -> Array:
+        """Return the seconds [S, L] from sources to every layout, by paths that slice no other axes than `split`."""
+        step = np.where((self._sliced & ~split).any(axis=2), np.inf, self._step)
+        best = step[sources]
+        while True:
+            shorter = np.array([(row[:, None] + step).min(axis=0) for row in best])
+            if (shorter >= best).all():
+                return best
+            best = shorter
+
+
+def conversion_seconds(shape: Sequence[float], element_bytes: int, axis_sizes: Sequence[int], price: Price) -> Array:
+    """Return the seconds of the cheapest path between every two layouts of a tensor, [L, L] (see `Conversions`)."""
+    every = np.arange(len(layouts(len(shape), len(axis_sizes))))
+    return Conversions(shape, element_bytes, axis_sizes, price)[every[:, None], every[None, :]]
+
+
+def _one_step(shape: Sequence[float], element_bytes: int, axis_sizes: Sequence[int], price: Price) -> Array:
+    """Return the seconds of one step between every two layouts, [L, L]; inf where there is none."""
     rank, num_axes = len(shape), len(axis_sizes)
-    all_layouts = np.array(layouts(rank, num_axes), np.int64).reshape(-1, num_axes)
-    count = len(all_layouts)
-    split = np.where(all_layouts >= 0, np.array(axis_sizes)[None, :], 1).prod(axis=1)
+    all_layouts = _codes(rank, num_axes)
+    split = np.where(all_layouts >= 0, np.array(axis_sizes, np.int64)[None, :], 1).prod(axis=1)
     held = float(np.prod(np.asarray(shape, float))) * element_bytes / split  # bytes one device holds, [L]
-    cost = np.full((count, count), np.inf)
-    np.fill_diagonal(cost, 0.0)
+    cost = np.full((len(all_layouts), len(all_layouts)), np.inf)
     for step in steps(rank, num_axes):
         cost[step.source, step.target] = _step_seconds(step, held, all_layouts, axis_sizes, price)
-    for axis, size in enumerate(axis_sizes):
-        if size == 1:  # one device has all parts, in any order
-            others = np.delete(all_layouts, axis, axis=1)
-            cost[(others[:, None] == others[None, :]).all(axis=2)] = 0.0
-    slices = (all_layouts[:, None, :] == REPLICATED) & (all_layouts[None, :, :] >= 0) & (np.array(axis_sizes) > 1)
-    result = np.empty_like(cost)
-    for splits in itertools.product((False, True), repeat=num_axes):
-        targets = ((all_layouts >= 0) == splits).all(axis=1)
-        allowed = np.where((slices & ~np.array(splits)).any(axis=2), np.inf, cost)
-        reached = allowed[:, targets]
-        for _ in range(2 * num_axes - 1):
-            reached = (allowed[:, :, None] + reached[None, :, :]).min(axis=1)
-        result[:, targets] = reached
-    return _with_partial_targets(result, rank, num_axes)
+    for axis in range(num_axes):
+        code = all_layouts[:, axis]
+        free = ~((code >= 0)[:, None] & (all_layouts[:, axis + 1:] == code[:, None])).any(axis=1)
+        partial = all_layouts.copy()
+        partial[:, axis] = PARTIAL
+        cost[np.flatnonzero(free), codes_to_index(partial, rank)[free]] = 0.0
+    np.fill_diagonal(cost, 0.0)
+    return cost
 
 
 def _step_seconds(step: Steps, held: Array, all_layouts: Ints, axis_sizes: Sequence[int], price: Price) -> Array:
@@ -188,13 +236,3 @@ def _step_seconds(step: Steps, held: Array, all_layouts: Ints, axis_sizes: Seque
         return price(step.kind, held[step.target], step.axes)
     parts = np.where(all_layouts[step.source][:, step.axes] >= 0, np.array(axis_sizes)[list(step.axes)], 1)
     return price(step.kind, held[step.source] * parts.prod(axis=1), step.axes)  # the whole tensor of one group
-
-
-def _with_partial_targets(cost: Array, rank: int, num_axes: int) -> Array:
-    """Let a layout replicated on some axes stand for the partial one there."""
-    base = rank + 2
-    shaped = cost.reshape((cost.shape[0],) + (base,) * num_axes)
-    for axis in range(num_axes):
-        view = np.moveaxis(shaped, axis + 1, -1)
-        view[..., 0] = np.minimum(view[..., 0], view[..., 1])
-    return shaped.reshape(cost.shape)
