@@ -158,9 +158,12 @@ def _exchange(chosen: OpStrategies, setting: Setting) -> Array:
     vocab = [dim.name for dim in chosen.op.dims].index("vocab")
     tokens = chosen.local[BATCH] * chosen.local[SEQ]
     seconds = np.zeros(chosen.count)
-    for axis in range(chosen.assign.shape[1]):
-        over = chosen.assign[:, axis] == vocab
-        seconds[over] += setting.collective(Collective.ALL_REDUCE, tokens[over] * EXCHANGED_BYTES, (axis,))
+    splits = chosen.assign == vocab
+    for split in np.unique(splits, axis=0):
+        over = (splits == split).all(axis=1)
+        axes = tuple(int(axis) for axis in np.flatnonzero(split))
+        if axes:
+            seconds[over] = setting.collective(Collective.ALL_REDUCE, tokens[over] * EXCHANGED_BYTES, axes)
     return seconds
 
 
