@@ -27,11 +27,11 @@ STEPS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 51
 
 def no_plan(pricer: Pricer, pins: Pins, *, timed_out: bool) -> NoPlanError:
     """Return the error that tells why nothing fits."""
-    nearest = _nearest(pricer, pins)
-    if nearest is None:
+    found = nearest(pricer, pins)
+    if found is None:
         return NoPlanError("no configuration divides the model, the batch and the cluster under what was fixed",
                            {"reason": "indivisible", "timed_out": timed_out})
-    solution, zero = nearest
+    solution, zero = found
     stage = max(solution.stages, key=lambda one: one.memory)
     held = memory_of(stage)
     over = (held.high_bytes - held.capacity_bytes) / GIB
@@ -42,12 +42,13 @@ def no_plan(pricer: Pricer, pins: Pins, *, timed_out: bool) -> NoPlanError:
         f"nothing up to {MOST_TIMES_LARGER} times the devices fits either"
     index = solution.stages.index(stage)
     message = (
-        f"nothing fits: the configuration that needs least memory ({_describe(stage, solution, zero)}) needs "
+        f"nothing fits: the configuration that needs least memory ({_describe(stage, solution, zero)}) may need "
         f"{held.high_bytes / GIB:.1f} GiB of {held.capacity_bytes / GIB:.1f} GiB on stage {index} "
-        f"(layers {stage.chunks[0][0]}–{stage.chunks[-1][1]}), {over:.1f} GiB over; it holds {filled}; {advice}")
+        f"(layers {stage.chunks[0][0]}–{stage.chunks[-1][1]}), {over:.1f} GiB over; it likely holds "
+        f"{held.total_bytes / GIB:.1f} GiB: {filled}; {advice}")
     return NoPlanError(message, {
         "reason": "memory", "stage": index, "layers": [list(chunk) for chunk in stage.chunks],
-        "needed_bytes": held.high_bytes, "capacity_bytes": held.capacity_bytes,
+        "needed_bytes": held.high_bytes, "likely_bytes": held.total_bytes, "capacity_bytes": held.capacity_bytes,
         "over_bytes": held.high_bytes - held.capacity_bytes, "breakdown": held.breakdown.model_dump(),
         "nearest_change": change, "timed_out": timed_out})
 
@@ -59,7 +60,7 @@ def _describe(stage: StageSolution, solution: Solution, zero: int) -> str:
             f"recompute {stage.recompute.value}")
 
 
-def _nearest(pricer: Pricer, pins: Pins) -> tuple[Solution, int] | None:
+def nearest(pricer: Pricer, pins: Pins) -> tuple[Solution, int] | None:
     """Return the named configuration with the least peak memory, and its ZeRO stage."""
     best: tuple[float, Solution, int] | None = None
     for candidate in candidates(pricer.chain, pricer.cluster, pricer.workload, pricer.runtime, pins, named=True):

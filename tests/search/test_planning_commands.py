@@ -89,10 +89,12 @@ def test_what_is_fixed_is_kept(run, options, expected):
 
 def test_workload_options(run):
     code, out, _ = run("plan", "tiny-llama.yaml", "dgx-a100-40gb:4", "--seq-len", "512", "--precision", "fp16",
-                       "--optimizer", "sgd", "--grad-dtype", "fp32", "--global-batch-size", "8", *FAST, "--json")
+                       "--optimizer", "sgd", "--grad-dtype", "fp32", "--reduce-dtype", "bf16", "--attention",
+                       "unfused", "--dropout", "--global-batch-size", "8", *FAST, "--json")
     assert code == 0
-    assert json.loads(out)["workload"] == {"global_batch_size": 8, "seq_len": 512, "precision": "fp16",
-                                           "optimizer": "sgd", "grad_dtype": "fp32"}
+    assert json.loads(out)["workload"] == {
+        "global_batch_size": 8, "seq_len": 512, "precision": "fp16", "optimizer": "sgd", "grad_dtype": "fp32",
+        "reduce_dtype": "bf16", "attention": "unfused", "dropout": True}
 
 
 def test_top_and_time_limit(run):

@@ -66,7 +66,7 @@ def test_its_bounds_are_below_every_pipeline(solved):
 
 def test_unequal_submeshes_can_win():
     """Four layers and a head that is as large as they are, on four devices, a sequence at a time."""
-    model, machines = CASES["tied"]
+    model, machines = gpt(layers=4, vocab_size=64_000), cluster("dgx1-v100-16gb:4")
     pricer = pricer_of(model, machines, 8)
     kinds = policies(pricer, None)
     menu = next(menu for menu in unequal.menus(pricer, Pins()) if menu.num_micro_batches == 8)

@@ -14,8 +14,9 @@ from autoplan.model.spec import TransformerSpec
 from autoplan.plan import Plan
 from autoplan.plan.check import over_capacity
 from autoplan.runtimes import load as load_runtime
+from autoplan.search.diagnose import nearest
 from autoplan.search.pricer import Pricer
-from autoplan.search.request import workload_of
+from autoplan.search.request import merged, pins_of, workload_of
 from autoplan.search.space import Candidate, Pins, candidates, chain
 from autoplan.workload import Workload
 
@@ -87,3 +88,10 @@ def searched(pricer: Pricer, pins: Pins | None = None, *, named: bool = True) ->
 def fits(plan: Plan) -> bool:
     """Whether every stage surely fits its devices' memory."""
     return not over_capacity(plan)
+
+
+def least_memory(model: ModelGraph, machines: Cluster, batch: int, *, fix: Any = None, **options: Any) -> float:
+    """Return the bytes a device needs so that some named configuration surely fits."""
+    found = nearest(pricer_of(model, machines, batch), pins_of(merged(fix, options)))
+    assert found is not None
+    return max(stage.memory for stage in found[0].stages)
