@@ -3,13 +3,14 @@
 Three kinds of node: operators; parameters (how weight, gradient and optimizer state are stored); and layout nodes, for
 tensors that more than one operator reads or that are kept for the backward pass and may be gathered for it. A layout
 node gives a tensor one layout forward and one backward, so that the gradients of q, k and v are summed before they are
-reduced once. In a layer that repeats, input and output share one layout node: equal layers follow each other.
+reduced once. In a layer that repeats, input and output share one layout node: equal layers follow each other. What is
+carried past layers (an encoder's output) is laid out as the residual stream is.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -18,10 +19,10 @@ from numpy.typing import NDArray
 
 from autoplan.intraop import pricing
 from autoplan.intraop.pricing import Setting
-from autoplan.intraop.strategies import Ints, OpStrategies, enumerate_all, pinned, strategies
+from autoplan.intraop.strategies import NONE, Ints, OpStrategies, enumerate_all, pinned, splits, strategies
 from autoplan.intraop.terms import NUM_TERMS, Term
 from autoplan.model import ops
-from autoplan.model.graph import BATCH, SEQ, TOKEN_DIMS, LayerClass, Op, Operand, Param
+from autoplan.model.graph import BATCH, EXPERTS, SEQ, TOKEN_DIMS, LayerClass, Op, Operand, Param
 from autoplan.model.ops.work import Work
 from autoplan.sharding import PARTIAL, REPLICATED, codes_to_index
 
@@ -36,14 +37,30 @@ class AxisLayout(IntEnum):
     WHOLE = 2  # replicated, and so is the gradient
     SUMMED = 3  # replicated; the gradients are summed as partial sums and reduced once
     GATHERED = 4  # kept split along seq, gathered for use forward and backward; gradients as SUMMED
+    INNER = 5  # split along the tensor's inner dim (see `inner_dim`)
 
 
 RESIDUAL = (AxisLayout.BATCH, AxisLayout.SEQ, AxisLayout.WHOLE)
+INNER_DIMS = (EXPERTS, "heads", "kv_heads", "ffn", "channels")
+HEAVY = ("contraction", "convolution", "experts")
+
+
+def inner_dim(tensor: Operand) -> str | None:
+    """Return the dim beside tokens along which a tensor that several operators read may be split."""
+    return next((name for name in INNER_DIMS if name in tensor.dims), None)
+
+
+def _allowed(tensor: Operand, heavy: bool) -> tuple[AxisLayout, ...]:
+    """Return the states of an axis that a tensor's layout node may choose. heavy: a matrix product reads it."""
+    states = RESIDUAL
+    if heavy:  # what was dispatched to experts is kept as they read it
+        states = (*states, AxisLayout.SUMMED, *((AxisLayout.GATHERED,) if tensor.density == 1.0 else ()))
+    return (*states, AxisLayout.INNER) if inner_dim(tensor) else states
 
 
 @dataclass(frozen=True)
 class LayoutNode:
-    """The layout of one tensor: strategies states [K, A] of AxisLayout; forward, backward, kept layouts [K, A]."""
+    """The layout of one tensor: states [K, A] of AxisLayout; its layouts [K, A] forward, backward and as it is kept."""
 
     tensor: Operand
     states: Ints
@@ -171,6 +188,8 @@ class _Builder:
             self._tensor(tensor, readers, placed, boundary_in)
         if boundary_out is not None and self.layer.output is not None:
             self._connect(placed[self.layer.output.tensor], boundary_out)
+            for tensor in (one.tensor for one in self.layer.carried if one.tensor in placed):
+                self._connect(placed[tensor], boundary_out)
         return LayerProblem(self.layer, self.setting, tuple(self.nodes), tuple(self.edges), boundary_in, boundary_out)
 
     def _add(self, name: str, content: Content, terms: Array) -> int:
@@ -225,20 +244,23 @@ class _Builder:
                 boundary_in: int | None) -> None:
         """Connect a tensor's producer to its readers, through a layout node where it needs one."""
         is_input = self.layer.input is not None and tensor == self.layer.input.tensor
-        heavy = any(op.kind == "contraction" for op, _ in readers)
+        heavy = any(op.kind in HEAVY for op, _ in readers)
         producer = self.producers.get(tensor)
-        if not is_input and not (len(readers) > 1 or (producer is not None and producer.kind == "norm" and heavy)):
+        if producer is not None and not (len(readers) > 1 or (producer.kind == "norm" and heavy)):
             (reader, position), = readers
             self._direct(placed[tensor], placed[reader.name], position)
             return
         if is_input:
             assert boundary_in is not None
             node = boundary_in
+        elif producer is None:
+            assert boundary_in is not None
+            node = self._carried(next(one for one in self.layer.carried if one.tensor == tensor), boundary_in)
         else:
-            assert producer is not None
             kept = any(self._work(op).keeps_inputs for op, _ in readers)
-            states = tuple(AxisLayout) if heavy else RESIDUAL
-            node = self._layout_node(producer.output, states, Term.SAVED if kept else None)
+            through = producer.attr("function") == "pass"  # the same bytes as the tensor that it passes on
+            states = _allowed(producer.output, heavy)
+            node = self._layout_node(producer.output, states, Term.SAVED if kept and not through else None)
             self._connect(placed[tensor], node)
         for reader, position in readers:
             self._read(node, placed[reader.name], position)
@@ -247,12 +269,22 @@ class _Builder:
         """Return the operator's work at unit sizes, to ask what it keeps for its backward pass."""
         return ops.work(op, {dim.name: np.ones(1) for dim in op.dims}, self.setting.numerics)
 
+    def _carried(self, tensor: Operand, boundary: int) -> int:
+        """Add the layout node of a tensor that passes through the layer: laid out as the residual stream is."""
+        node = self._layout_node(tensor, RESIDUAL, None)
+        states, own = self._layout(boundary).states, self._layout(node).states
+        allowed = np.where((states[:, None, :] == own[None, :, :]).all(axis=2), 0.0, np.inf)
+        self.edges.append(Edge(boundary, node, allowed, np.zeros_like(allowed)))
+        return node
+
     def _layout_node(self, tensor: Operand, allowed: Sequence[AxisLayout], term: Term | None) -> int:
         """Add a layout node. term: the column its kept bytes go to, None if it isn't kept here."""
-        states = self._states(tensor, allowed)
-        forward = np.array([0, 1, REPLICATED, REPLICATED, REPLICATED])[states]
-        backward = np.array([0, 1, REPLICATED, PARTIAL, PARTIAL])[states]
-        kept = np.array([0, 1, REPLICATED, REPLICATED, 1])[states]
+        batch, seq = (tensor.dims.index(name) if name in tensor.dims else REPLICATED for name in TOKEN_DIMS)
+        inner = tensor.dims.index(name) if (name := inner_dim(tensor)) else REPLICATED
+        states = self._states(tensor, allowed, np.array([batch, seq, REPLICATED, REPLICATED, seq, inner]))
+        forward = np.array([batch, seq, REPLICATED, REPLICATED, REPLICATED, inner])[states]
+        backward = np.array([batch, seq, REPLICATED, PARTIAL, PARTIAL, inner])[states]
+        kept = np.array([batch, seq, REPLICATED, REPLICATED, seq, inner])[states]
         terms = np.zeros((len(states), NUM_TERMS))
         shape = self._shape(tensor)
         if term is not None:
@@ -263,42 +295,61 @@ class _Builder:
         terms[:, Term.REGATHER] = gather
         return self._add(f"layout:{tensor.tensor}", LayoutNode(tensor, states, forward, backward, kept), terms)
 
-    def _states(self, tensor: Operand, allowed: Sequence[AxisLayout]) -> Ints:
+    def _states(self, tensor: Operand, allowed: Sequence[AxisLayout], kept: Ints) -> Ints:
+        """Return the legal states [K, A] of a tensor's layout node. kept: the layout code of each state of an axis."""
         if self.roles is not None:
-            return self._pinned_states(tensor, allowed)
+            return np.array(list(itertools.product(*self._pinned_states(tensor, allowed))), np.int64)
         options = [tuple(allowed) if size > 1 else (AxisLayout.WHOLE,) for size in self.axis_sizes]
         states = np.array(list(itertools.product(*options)), np.int64).reshape(-1, len(self.axis_sizes))
-        shape = np.array(self.axis_sizes)
-        batch = np.where(states == AxisLayout.BATCH, shape, 1).prod(axis=1)
-        seq = np.where((states == AxisLayout.SEQ) | (states == AxisLayout.GATHERED), shape, 1).prod(axis=1)
-        legal = (self.setting.micro_batch % batch == 0) & (self.setting.workload.seq_len % seq == 0)
+        sizes = self._sizes(tensor)
+        legal = np.ones(len(states), bool)
+        for position, name in enumerate(tensor.dims):
+            split = np.where(kept[states] == position, np.array(self.axis_sizes), 1).prod(axis=1)
+            legal &= splits(name, sizes[name], split)
         result: Ints = states[legal]
         return result
 
-    def _pinned_states(self, tensor: Operand, allowed: Sequence[AxisLayout]) -> Ints:
-        """Return the states that the roles leave: the split of the token dim the role names, else whole.
+    def _pinned_states(self, tensor: Operand, allowed: Sequence[AxisLayout]) -> Iterator[tuple[AxisLayout, ...]]:
+        """Yield for each mesh axis the states that the roles leave: what suits those who read the tensor.
 
-        Under sequence parallelism a gathered tensor may be kept whole or kept split and gathered again for the backward
-        pass: a matter of memory, which stays open.
+        Where a reader splits a dim that the tensor lacks, it needs the tensor whole. Under sequence parallelism such a
+        tensor may be kept whole or kept split and gathered again for the backward pass: a matter of memory, which stays
+        open.
         """
-        options: list[tuple[AxisLayout, ...]] = []
-        for size, dims in zip(self.axis_sizes, self._role_dims(), strict=True):
-            others = [name for name in dims if name not in TOKEN_DIMS]
+        readers = [(op, self._assign(op)) for op, _ in self.readers.get(tensor.tensor, ())]
+        read = [(op, assign) for op, assign in readers if assign is not None]
+        for axis, (size, dims) in enumerate(zip(self.axis_sizes, self._role_dims(), strict=True)):
+            taken = {op.dims[assign[0, axis]].name for op, assign in read if assign[0, axis] != NONE}
             if size == 1:
-                options.append((AxisLayout.WHOLE,))
-            elif not others:
-                options.append((AxisLayout.BATCH if dims[0] == BATCH else AxisLayout.SEQ,))
-            elif AxisLayout.GATHERED in allowed:
-                options.append((AxisLayout.SUMMED, *((AxisLayout.GATHERED,) if SEQ in dims else ())))
+                yield (AxisLayout.WHOLE,)
+            elif AxisLayout.INNER in allowed and inner_dim(tensor) in taken:
+                yield (AxisLayout.INNER,)
+            elif AxisLayout.SUMMED in allowed and taken - {*tensor.dims}:
+                again = SEQ in dims and AxisLayout.GATHERED in allowed
+                yield (AxisLayout.SUMMED, *((AxisLayout.GATHERED,) if again else ()))
+            elif BATCH in (taken or dims):
+                yield (AxisLayout.BATCH,)
             else:
-                options.append((AxisLayout.SEQ if SEQ in dims else AxisLayout.WHOLE,))
-        return np.array(list(itertools.product(*options)), np.int64)
+                yield (AxisLayout.SEQ if SEQ in dims else AxisLayout.WHOLE,)
+
+    def _sizes(self, tensor: Operand) -> dict[str, int]:
+        """Return the unsplit size of each dim of a tensor of the layer, by the name that `tensor` gives it."""
+        op, dims = self._seen(tensor)
+        sizes = self.setting.sizes(op) | {inner: int(op.attr(inner) or 1) for inner, _ in op.grouped}
+        return {name: sizes[dim] for name, dim in zip(tensor.dims, dims, strict=True)}
+
+    def _seen(self, tensor: Operand) -> tuple[Op, tuple[str, ...]]:
+        """Return an operator that makes or reads a tensor, and the tensor's dims as it names them."""
+        if tensor.tensor in self.producers:
+            return self.producers[tensor.tensor], tensor.dims
+        reader, position = self.readers[tensor.tensor][0]
+        return reader, reader.inputs[position].dims
 
     def _shape(self, tensor: Operand) -> tuple[float, ...]:
-        if tensor.tensor in self.producers:
-            return pricing.tensor_shape(self.producers[tensor.tensor], tensor.dims, self.setting)
-        reader, position = self.readers[tensor.tensor][0]
-        return pricing.tensor_shape(reader, reader.inputs[position].dims, self.setting)
+        """Return the unsplit shape of a tensor; along `seq` only as much as holds something."""
+        op, dims = self._seen(tensor)
+        shape = pricing.tensor_shape(op, dims, self.setting)
+        return tuple(size * (tensor.density if name == SEQ else 1.0) for name, size in zip(dims, shape, strict=True))
 
     def _strategies(self, node: int) -> OpStrategies:
         content = self.nodes[node].content

@@ -32,7 +32,7 @@ class BytePrices:
     cluster: Cluster = field(default_factory=lambda: load("dgx-h100:8"))
     extra: tuple[str, int] | None = None
 
-    def matmul(self, m: object, n: object, k: object, *, batch: object = 1, dtype: str = "bf16") -> object:
+    def matmul(self, m: object, n: object, k: object, *, batch: object = 1, **_: object) -> object:
         return 0.0 * (np.asarray(m) + np.asarray(n) + np.asarray(k))
 
     def attention(self, *, q_len: object, **_: object) -> object:

@@ -31,7 +31,7 @@ def work(op: Op, sizes: Sizes, numerics: Numerics) -> Work:
     read = volume(sizes, tuple(name for operand in op.inputs for name in operand.dims))
     return Work(
         forward=(Gemm(m, n, k),),
-        backward=((Gemm(m, k, n),) if op.inputs else ()) + (Gemm(k, n, m),),
+        backward=((Gemm(m, k, n),) if op.inputs else ()) + (Gemm(k, n, m, gradient=True),),
         keeps_inputs=True,
         workspace=numerics.element_bytes * (m * n + read),
     )

@@ -31,7 +31,7 @@ def work(op: Op, sizes: Sizes, numerics: Numerics) -> Work:
     k = volume(sizes, op.contracted)
     return Work(
         forward=(Gemm(m, n, k, experts),),
-        backward=(Gemm(m, k, n, experts), Gemm(k, n, m, experts)),
+        backward=(Gemm(m, k, n, experts), Gemm(k, n, m, experts, gradient=True)),
         keeps_inputs=True,
         workspace=numerics.element_bytes * experts * m * (n + k),
     )

@@ -27,7 +27,7 @@ def work(op: Op, sizes: Sizes, numerics: Numerics) -> Work:
     scores = SCORE_BYTES * m * n
     return Work(
         forward=(Gemm(m, n, k), Stream(3 * scores, "mixed")),
-        backward=(Gemm(m, k, n), Gemm(k, n, m), Stream(3 * scores, "mixed")),
+        backward=(Gemm(m, k, n), Gemm(k, n, m, gradient=True), Stream(3 * scores, "mixed")),
         keeps_inputs=True,
         extra_saved=2 * scores,
         workspace=scores,
