@@ -59,9 +59,9 @@ def pipeline_time(schedule: Schedule, times: npt.ArrayLike, num_micro_batches: i
     stage_times = np.asarray(times, dtype=np.float64)
     slowest = float(stage_times.max())
     if schedule.splits_backward:
-        shape = stage_times.shape
-        parts = (np.broadcast_to(np.asarray(part, dtype=np.float64), shape) for part in (forward, weight))
-        return num_micro_batches * slowest + _bubble(schedule, stage_times, *parts, num_micro_batches)
+        forward, weight = (np.broadcast_to(np.asarray(part, np.float64), stage_times.shape)
+                           for part in (forward, weight))
+        return num_micro_batches * slowest + _bubble(schedule, stage_times, forward, weight, num_micro_batches)
     bubble = float(stage_times.sum()) - slowest
     if schedule is Schedule.INTERLEAVED:
         bubble /= virtual_stages
