@@ -29,12 +29,8 @@ def is_linear(op: Op) -> bool:
 
 
 def kind_of(op: Op) -> StreamKind:
-    """Return the measured kernels that the function runs as fast as.
-
-    Rotary positions run at 0.43 and 0.47 of the bandwidth of A100 and H100 (vidur's `attn_rope`, both passes over q and
-    k counted), which is the speed of norms (0.39 and 0.46), not of adds (0.96 and more).
-    """
-    kinds: dict[object, StreamKind] = {"add": "elementwise", "position": "elementwise", "rotary": "norm"}
+    """Return the measured kernels that the function runs as fast as."""
+    kinds: dict[object, StreamKind] = {"add": "elementwise", "position": "elementwise", "rotary": "rotary"}
     return kinds.get(op.attr("function"), "activation")
 
 

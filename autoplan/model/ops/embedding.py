@@ -19,5 +19,5 @@ def flops(op: Op, sizes: Counts) -> int:
 def work(op: Op, sizes: Sizes, numerics: Numerics) -> Work:
     """Forward reads a row a token and writes it; backward adds each gradient row into the table's gradient."""
     each = numerics.element_bytes * volume(sizes, op.output.dims)
-    return Work(forward=(Stream(2 * each, "mixed"),), backward=(Stream(3 * each, "mixed"),), keeps_inputs=False,
-                workspace=each)
+    return Work(forward=(Stream(2 * each, "embedding"),), backward=(Stream(3 * each, "embedding", gradient=True),),
+                keeps_inputs=False, workspace=each)

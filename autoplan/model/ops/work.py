@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Sizes = Mapping[str, Array]  # loop dim → local size of each strategy, [K]
 Counts = Mapping[str, int]  # loop dim → its whole size
-StreamKind = Literal["norm", "activation", "elementwise", "mixed"]  # "mixed": like none of the measured kinds
+# "mixed": like none of the measured kinds
+StreamKind = Literal["norm", "activation", "elementwise", "rotary", "embedding", "mixed"]
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,14 @@ class AttentionCore:
 
 @dataclass(frozen=True)
 class Stream:
-    """An operator bound by memory: bytes read and written, and the kind of measured kernel whose speed it has."""
+    """An operator bound by memory: bytes read and written, and the kind of measured kernel whose speed it has.
+
+    gradient: all it does is add to a weight's accumulated gradient.
+    """
 
     nbytes: Array
     kind: StreamKind
+    gradient: bool = False
 
 
 Kernel = Gemm | AttentionCore | Stream
