@@ -137,7 +137,10 @@ def op_terms(chosen: OpStrategies, setting: Setting) -> Array:
     for kernel in work.forward:
         terms[:, Term.FORWARD] += setting.seconds(kernel, low_precision=low)
     for kernel in work.backward:
-        terms[:, Term.BACKWARD] += setting.seconds(kernel, backward=True, low_precision=low)
+        seconds = setting.seconds(kernel, backward=True, low_precision=low)
+        terms[:, Term.BACKWARD] += seconds
+        if not isinstance(kernel, AttentionCore) and kernel.gradient:
+            terms[:, Term.WEIGHT_GRADIENT] += seconds
     if chosen.op.kind == "attention":
         terms[:, Term.CORE] = terms[:, Term.FORWARD]
     terms[:, Term.HOST_FORWARD] = setting.runtime.operation_seconds * len(work.forward)

@@ -38,6 +38,7 @@ class Term(IntEnum):
     WORKSPACE = 18  # bytes alive while the operator runs; over operators the largest counts
     HOST_FORWARD = 19  # seconds a micro-batch that the host needs to launch the forward pass; the backward pass
     HOST_BACKWARD = 20
+    WEIGHT_GRADIENT = 21  # of BACKWARD, the kernels that nothing in this micro-batch waits for
 
 
 NUM_TERMS = len(Term)
@@ -69,10 +70,10 @@ def policies(recompute: Recompute, schedule: Schedule) -> tuple[Policy, Policy, 
     """Return the policies of the chain's first layer, of a repeated one and of the last.
 
     Embedding and head are not run again (Megatron-LM recomputes transformer layers). The last layer's backward pass
-    follows at once, unless all micro-batches go forward first (GPipe).
+    follows at once, unless all micro-batches go forward first (GPipe) or its weights' gradients wait (zero-bubble).
     """
     ends = Recompute.NONE if recompute is Recompute.FULL else recompute
-    return Policy(ends), Policy(recompute), Policy(ends, schedule is not Schedule.GPIPE)
+    return Policy(ends), Policy(recompute), Policy(ends, schedule is not Schedule.GPIPE and not schedule.splits_backward)
 
 
 @cache
