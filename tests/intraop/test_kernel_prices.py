@@ -29,7 +29,8 @@ def work(op: Op) -> Work:
 
 @pytest.mark.parametrize(("name", "kind"), [
     ("layer.norm1", "norm"), ("layer.add1", "elementwise"), ("embedding.position", "elementwise"),
-    ("layer.act", "activation"), ("layer.rotary_q", "rotary"), ("embedding.embedding", "embedding"), ("head.loss", "mixed"),
+    ("layer.act", "activation"), ("layer.rotary_q", "rotary"), ("embedding.embedding", "embedding"),
+    ("head.loss", "mixed"),
 ])
 def test_each_family_says_its_kind_and_is_priced_as_such(name: str, kind: str) -> None:
     done = work(OPS[name])
