@@ -30,7 +30,8 @@ class Assumed:
     vocab_multiple_tp: the vocabulary is padded to a multiple of this times tp.
     cut: "best", or "equal" (the first stages take one more), "ceil" (all but the last take ⌈L/p⌉), "ends" (embedding
     and head take a layer's slot each), "last" (the last stage has as few as is fastest, the others the rest), "items"
-    (`plan_json` lists items of which `items_before` come before the first layer). mask: fraction of the tokens that the head sees. memory_unit: "gib" or "gb". memory_counts: "all" (context
+    (`plan_json` lists items of which `items_before` come before the first layer).
+    mask: fraction of the tokens that the head sees. memory_unit: "gib" or "gb". memory_counts: "all" (context
     included), "reserved" (no context) or "allocated" (nor what the allocator wastes). memory_stages: "all" or "ends".
     """
 

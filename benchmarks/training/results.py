@@ -75,6 +75,7 @@ def figures(prices: Sequence[Price]) -> Figures:
     memory, measured_memory = np.array([a for a, _ in held]), np.array([b for _, b in held])
     failed = [one for one in prices if one.row.ran_out]
     ran = [one for one in prices if one.row.ran]
+    called = [one for one in (*failed, *ran) if not one.fits]
     return {
         "n": len(timed), "mape": statistics.mape(predicted, measured), "signed": statistics.signed(predicted, measured),
         "spearman": statistics.spearman(predicted, measured),
@@ -82,6 +83,7 @@ def figures(prices: Sequence[Price]) -> Figures:
         "memory_n": len(held), "memory_mape": statistics.mape(memory, measured_memory),
         "memory_signed": statistics.signed(memory, measured_memory),
         "oom_n": len(failed), "oom_recall": _fraction(not one.fits for one in failed),
+        "oom_precision": _fraction(one.row.ran_out for one in called) if failed else None,
         "ran_n": len(ran), "oom_false": _fraction(not one.fits for one in ran),
     }
 

@@ -6,17 +6,23 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 _COLUMNS = (("source", 24), ("rows", 5), ("n", 5), ("MAPE", 7), ("signed", 7), ("rank", 6), ("const", 7), ("mem n", 6),
-            ("MAPE", 7), ("signed", 7), ("OOM", 5), ("recall", 7), ("ran", 5), ("false", 7), ("groups", 7), ("rank", 6),
+            ("MAPE", 7), ("signed", 7), ("OOM", 5), ("recall", 7), ("prec", 7), ("ran", 5), ("false", 7), ("groups", 7), ("rank", 6),
             ("regret", 7), ("max", 7))
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of a report: sources, flagged rows, rows without a price and why, and the summary."""
+    """Yield the lines of a report: sources, groups, flagged rows, rows without a price and why, the summary."""
     yield "".join(f"{name:<{width}}" if not index else f"{name:>{width}}" for index, (name, width) in
                   enumerate(_COLUMNS))
     for source, values in found["sources"].items():
         if values["priced"]:
             yield _line(source, values)
+    if found["groups"]:
+        yield ""
+        yield f"{'ranking group':<24}{'plans':>6}{'rank':>6}{'regret':>8}"
+        for group in found["groups"]:
+            yield (f"{group['name'] + ' ' + group['source_id']:<24}{group['plans']:>6}{ratio(group['spearman']):>6}"
+                   f"{percent(group['regret']):>8}")
     if found["flagged"]:
         yield ""
         yield "rows that the data set's checks flag, apart:"
@@ -38,7 +44,7 @@ def _line(name: str, values: Mapping[str, Any]) -> str:
     cells = [values["rows"], values["n"], percent(values["mape"]), percent(values["signed"], sign=True),
              ratio(values["spearman"]), percent(values["baseline_mape"]), values["memory_n"] or "",
              percent(values["memory_mape"]), percent(values["memory_signed"], sign=True), values["oom_n"] or "",
-             percent(values["oom_recall"]), values["ran_n"] or "", percent(values["oom_false"]),
+             percent(values["oom_recall"]), percent(values["oom_precision"]), values["ran_n"] or "", percent(values["oom_false"]),
              values["groups"] or "", ratio(values.get("group_spearman")), percent(values.get("regret_mean")),
              percent(values.get("regret_max"))]
     widths = [width for _, width in _COLUMNS[1:]]
