@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 _COLUMNS = (("source", 24), ("rows", 5), ("n", 5), ("MAPE", 7), ("signed", 7), ("rank", 6), ("const", 7), ("mem n", 6),
-            ("MAPE", 7), ("signed", 7), ("OOM", 5), ("recall", 7), ("prec", 7), ("ran", 5), ("false", 7), ("groups", 7), ("rank", 6),
-            ("regret", 7), ("max", 7))
+            ("MAPE", 7), ("signed", 7), ("OOM", 5), ("recall", 7), ("prec", 7), ("ran", 5), ("false", 7), ("groups", 7),
+            ("rank", 6), ("regret", 7), ("max", 7))
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
@@ -44,8 +44,8 @@ def _line(name: str, values: Mapping[str, Any]) -> str:
     cells = [values["rows"], values["n"], percent(values["mape"]), percent(values["signed"], sign=True),
              ratio(values["spearman"]), percent(values["baseline_mape"]), values["memory_n"] or "",
              percent(values["memory_mape"]), percent(values["memory_signed"], sign=True), values["oom_n"] or "",
-             percent(values["oom_recall"]), percent(values["oom_precision"]), values["ran_n"] or "", percent(values["oom_false"]),
-             values["groups"] or "", ratio(values.get("group_spearman")), percent(values.get("regret_mean")),
+             percent(values["oom_recall"]), percent(values["oom_precision"]), values["ran_n"] or "",
+             percent(values["oom_false"]), values["groups"] or "", ratio(values.get("group_spearman")), percent(values.get("regret_mean")),
              percent(values.get("regret_max"))]
     widths = [width for _, width in _COLUMNS[1:]]
     return f"{name[:23]:<24}" + "".join(f"{cell!s:>{width}}" for cell, width in zip(cells, widths, strict=True))
