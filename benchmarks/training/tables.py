@@ -45,8 +45,8 @@ def _line(name: str, values: Mapping[str, Any]) -> str:
              ratio(values["spearman"]), percent(values["baseline_mape"]), values["memory_n"] or "",
              percent(values["memory_mape"]), percent(values["memory_signed"], sign=True), values["oom_n"] or "",
              percent(values["oom_recall"]), percent(values["oom_precision"]), values["ran_n"] or "",
-             percent(values["oom_false"]), values["groups"] or "", ratio(values.get("group_spearman")), percent(values.get("regret_mean")),
-             percent(values.get("regret_max"))]
+             percent(values["oom_false"]), values["groups"] or "", ratio(values.get("group_spearman")),
+             percent(values.get("regret_mean")), percent(values.get("regret_max"))]
     widths = [width for _, width in _COLUMNS[1:]]
     return f"{name[:23]:<24}" + "".join(f"{cell!s:>{width}}" for cell, width in zip(cells, widths, strict=True))
 
