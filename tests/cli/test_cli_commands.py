@@ -57,7 +57,8 @@ def test_plan_passes_its_options_on(run, asked):
     result = run(*PLAN, "--global-batch-size", "64", "--seq-len", "4096", "--precision", "fp16", "--optimizer", "sgd",
                  "--grad-dtype", "fp32", "--micro-batch-size", "2", "--recompute", "full", "--zero", "0",
                  "--fix", "tp=8", "--fix", "sp=yes", "--fix", "vpp=2", "--fix", "schedule=interleaved", "--top", "3",
-                 "--solver", "highs", "--time-limit", "2.5", "--gap", "0", "--runtime", "plain")
+                 "--solver", "highs", "--time-limit", "2.5", "--gap", "0", "--target", "nemo", "--reduce-dtype", "bf16",
+                 "--attention", "fused_softmax", "--dropout")
     assert (result.code, result.err) == (0, "")
     call, = asked.calls
     assert call.model.name == "llama-3.1-8b" and call.cluster.num_devices == 8
@@ -65,7 +66,8 @@ def test_plan_passes_its_options_on(run, asked):
         64, 4096, "fp16", "sgd", "fp32")
     assert (call.micro_batch_size, call.recompute, call.zero) == (2, "full", 0)
     assert call.fix == {"tp": 8, "sequence_parallel": True, "virtual_stages": 2, "schedule": "interleaved"}
-    assert (call.top, call.solver, call.time_limit, call.gap, call.runtime) == (3, "highs", 2.5, 0.0, "plain")
+    assert (call.top, call.solver, call.time_limit, call.gap, call.runtime) == (3, "highs", 2.5, 0.0, "nemo")
+    assert (call.reduce_dtype, call.attention, call.dropout) == ("bf16", "fused_softmax", True)
     assert call.progress is None  # piped
 
 
@@ -75,16 +77,19 @@ def test_plan_leaves_open_what_is_not_asked(run, asked):
     assert (call.global_batch_size, call.seq_len, call.micro_batch_size, call.recompute, call.zero, call.grad_dtype,
             call.time_limit) == (None,) * 7
     assert (call.precision, call.optimizer, call.solver, call.gap, call.fix) == (None, "adam", "auto", 0.05, {})
+    assert (call.runtime, call.reduce_dtype, call.attention, call.dropout) == ("plain", None, None, False)
 
 
 def test_estimate_passes_its_options_on(run, asked):
     result = run(*ESTIMATE, "--tp", "2", "--pp", "2", "--dp", "2", "--zero", "1", "--recompute", "selective",
-                 "--sequence-parallel", "--schedule", "interleaved", "--virtual-stages", "2", "--cp", "1")
+                 "--sequence-parallel", "--schedule", "interleaved", "--virtual-stages", "2", "--cp", "1",
+                 "--layers", "15,17", "--runtime", "fsdp")
     assert result.code == 0
     call, = asked.calls
     assert (call.tp, call.pp, call.dp, call.cp, call.micro_batch_size, call.global_batch_size) == (2, 2, 2, 1, 1, 8)
     assert (call.zero, call.recompute, call.sequence_parallel, call.schedule, call.virtual_stages) == (
         1, "selective", True, "interleaved", 2)
+    assert call.layers == (15, 17) and call.runtime == "fsdp"  # --runtime is the other name of --target
 
 
 def test_plan_prints_a_readable_summary(run, asked):
