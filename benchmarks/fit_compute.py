@@ -50,6 +50,14 @@ ATTENTION_SOURCE = (
     "for FA3, causal or not, 59 to 193 for FA2. backward: figure 6, head_dim 128: 561 of 648 (FA3) and 322 of 370 "
     "(FA2) = 0.87. The tables have only head_dim 128, forward; they also hold memory-bound work around the kernel "
     "(cache writes), which is fitted as passes over Q, K, V and O (`around`) and left out of the price.")
+FP8_TRAINING = {
+    "efficiency": round(1402.6 / 1979 / (794.5 / 989), 3), "depth": 2.0, "cast": round(8 / 3, 3),
+    "source": (
+        "fp8 matmuls of cuBLASLt, which training uses, are priced as bf16's at the fp8 peak; efficiency: times what "
+        "the best fp8 and bf16 matmuls of an H100 reach of their peaks (1402.6 of 1979, 794.5 of 989 TFLOP/s, stas00/"
+        "ml-engineering); depth: twice, since a tile's prologue doesn't get faster; cast: bytes an element of A and "
+        "matmul: TransformerEngine converts and transposes in one kernel (reads 2 bytes, writes 1 twice), x and the "
+        "gradient of y once each, for three matmuls. gemm_fp8 below is vLLM's CUTLASS kernel with its own conversion")}
 PREDICTABLE = 257 / 295  # matmul of 8,192³ on A100, normally distributed operands against zeros (thonking.ai)
 
 GEMM_START = {"launch": (4e-6, 1e-6, 3e-5), "efficiency": (0.85, 0.3, 1.0), "small": (0.8, 0.4, 1.0),
@@ -103,8 +111,8 @@ def price_gemms(params: Params, parts: Parts, fp8: bool) -> np.ndarray:
     """Seconds of the matmuls of several systems at the boost clock."""
     one = constants(Gemm, params)
     return np.concatenate([
-        matmul_time(one, s.units, s.peak8 if fp8 else s.peak, s.bandwidth, *a[:, :3].T, itemsize=1 if fp8 else 2)
-        for s, a in parts])
+        matmul_time(one, s.units, s.peak8 if fp8 else s.peak, s.bandwidth, a[:, 0], a[:, 1], a[:, 2],
+                    itemsize=1 if fp8 else 2, result_bytes=2) for s, a in parts])
 
 
 def fit_gemm(label: str, parts: Parts, fp8: bool) -> tuple[Params, dict[str, float]]:
@@ -250,7 +258,7 @@ def main(reference: Path) -> None:
     text = {"about": "Fitted constants of compute kernels; meaning: autoplan/cost/kernels.py, formulas: compute.py",
             "program": "benchmarks/fit_compute.py",
             "data": "NVIDIA aiconfigurator GEMM and attention tables (Apache-2.0); vidur linear operators (MIT)",
-            "units": UNITS_SOURCE, "attention": ATTENTION_SOURCE, "sustained": clock,
+            "units": UNITS_SOURCE, "attention": ATTENTION_SOURCE, "sustained": clock, "fp8_training": FP8_TRAINING,
             "error": "absolute relative error of the fit on its own rows", "devices": devices}
     OUT.write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
     print(f"wrote {OUT.relative_to(ROOT)}, {OUT.stat().st_size} bytes")
@@ -305,6 +313,7 @@ def scale_known_fractions(devices: dict[str, Any], clock: float) -> None:
                         "gemm_fp8": {"efficiency": round(min(devices["generic"]["gemm_fp8"]["efficiency"],
                                                              most / peak / clock), 4)},
                         "source": f"{most:g} of {peak:g} TFLOP/s, stas00/ml-engineering, compute/accelerator/README.md"}
+    devices["mi250x-gcd"] = {**devices["mi250x"], "names": ["MI250XGCD"], "units": 110}
     a100 = devices["a100"]["gemm"]
     devices["a100-pcie"] = {"names": ["A100PCIE"], "units": 108, "like": "a100",
                             "gemm": {**a100, "efficiency": round(a100["efficiency"] * 252.9 / 271.2, 4)},

@@ -3,8 +3,8 @@
     python benchmarks/kernel_accuracy.py [DIR] [--json]
 
 DIR holds kernels/ as its README describes; default: ../shared/reference next to the repository. Tables:
-aiconfigurator (matmul, prefill, decode) and vidur (whole layers: their matmuls and memory-bound operators). The price
-is that of a long run; aiconfigurator's short matmuls ran at the boost clock, and are priced at it ("boost").
+aiconfigurator (matmul, prefill, decode), vidur (whole layers: their matmuls and memory-bound operators), Azure. The
+price is that of a long run; aiconfigurator's short matmuls ran at the boost clock, and are priced at it ("boost").
 No table is interpolated, so there is no row to leave out: a few constants price a table. What no fit saw is marked
 (`unseen`): the matmuls of whole layers on A100 and H100.
 """
@@ -57,6 +57,17 @@ def matmuls(reference: Path) -> Iterator[Line]:
                                    errors(price[chosen & some], seconds[chosen & some]))
 
 
+def squares() -> Iterator[Line]:
+    """Azure's cuBLASLt runs of square matmuls (its AI benchmarking guide, as hardware/README.md prints them)."""
+    size = np.array([1024, 2048, 4096, 8192, 16384])
+    for key, dtype, tflops in (("a100", "fp16", (119, 222, 228, 254, 256)),
+                               ("h100", "fp8", (274, 1011, 1217, 1290, 1377))):
+        system = next(s for s in SYSTEMS if s.key == key)
+        price = np.asarray(costs(system).matmul(size, size, size, dtype=dtype))
+        measured = 2 * size**3 / np.array(tflops) / 1e12
+        yield Line("Azure", key, f"{dtype} squares, 1,024 to 16,384", errors(price, measured), unseen=True)
+
+
 def layers(reference: Path) -> Iterator[Line]:
     """vidur's operators: matmuls, and what is bound by memory, from 100 MB on."""
     tables = layer_gemms(reference)
@@ -102,7 +113,7 @@ def main() -> None:
     if not (options.reference / "kernels").is_dir():
         print(f"{options.reference}/kernels is absent: nothing to compare")
         return
-    lines = [*matmuls(options.reference), *layers(options.reference), *attention(options.reference)]
+    lines = [*matmuls(options.reference), *squares(), *layers(options.reference), *attention(options.reference)]
     summary: dict[str, float | int] = {"rows": sum(line.errors.n for line in lines)}
     for name, kinds in (("gemm_large", ("bf16 m ≥ 1024", "bf16 m ≥ 1024 boost")),
                         ("gemm_fp8_large", ("fp8 m ≥ 1024", "fp8 m ≥ 1024 boost")),

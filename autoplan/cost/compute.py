@@ -23,10 +23,6 @@ _STEP = np.array([1, 1, 0, -1, -1, -2], dtype=np.float64)
 _HEAD_DIMS = 32.0  # fused attention is compiled for head_dims in such steps (FlashAttention-2); others are padded
 _BLOCK = 128.0  # query rows of a block of fused attention (FlashAttention-2 and -3 at head_dim 128)
 
-# Bytes that converting A to fp8 moves, an element and matmul, in training: TransformerEngine converts and transposes an
-# operand in one kernel (reads 2 bytes, writes 1 twice), x and the gradient of y once each; three matmuls use them.
-SHARED_CAST = 8 / 3
-
 # Passes over the 16-bit score matrix when attention isn't fused. Forward: a fused scale-mask-softmax (Megatron-LM's)
 # reads and writes it; backward it reads gradient and probabilities and writes.
 _SOFTMAX_FORWARD, _SOFTMAX_BACKWARD = 2.0, 3.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -75,7 +75,8 @@ class Kernels:
     units: int  # streaming multiprocessors (compute units on AMD): the width of a wave
     sustained: float  # clock in a long run relative to the boost clock that matmuls were measured at
     gemm: Gemm
-    gemm_fp8: Gemm
+    gemm_fp8: Gemm  # of training frameworks (cuBLASLt)
+    gemm_fp8_engine: Gemm  # of inference engines (CUTLASS), which convert A in each matmul
     attention: Attention
     decode: Decode
     memory: Mapping[str, Memory]  # by kind: what each operator family says, and mixed for what is none or all of them
@@ -109,10 +110,12 @@ def kernels(device_name: str) -> Kernels:
     entry, base = devices[key], devices[GENERIC]
     if "like" in entry:
         entry = {**devices[entry["like"]], **entry}
+    gemm, training = _section(Gemm, entry, base, "gemm"), load("compute")["fp8_training"]
     return Kernels(
         key=key, units=entry["units"], sustained=entry.get("sustained", load("compute")["sustained"]["value"]),
-        gemm=_section(Gemm, entry, base, "gemm"),
-        gemm_fp8=_section(Gemm, entry, base, "gemm_fp8"),
+        gemm=gemm, gemm_fp8_engine=_section(Gemm, entry, base, "gemm_fp8"),
+        gemm_fp8=replace(gemm, efficiency=gemm.efficiency * training["efficiency"],
+                         depth=gemm.depth * training["depth"], cast=training["cast"]),
         attention=_section(Attention, entry, base, "attention"),
         decode=_section(Decode, entry, base, "decode"),
         memory={kind: Memory(**values) for kind, values in {**base["memory"], **entry.get("memory", {})}.items()},

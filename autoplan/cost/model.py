@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
@@ -69,15 +68,15 @@ class CostModel:
                accumulate: bool = False, own_cast: bool = False) -> Seconds:
         """Seconds of `batch` products C[m,n] = A[m,k]·B[k,n] in a long run (see `compute.matmul_time`).
 
-        dtype: of operands and result. accumulate: the result is added to an fp32 tensor instead (a main gradient).
-        own_cast: each fp8 matmul converts A by a kernel of its own, as inference engines do; otherwise a conversion is
-        shared by the matmuls of forward and backward (`compute.SHARED_CAST`). InputError if the device doesn't support
-        `dtype`.
+        dtype: of operands and result (of operands alone: fp8's result is bf16). accumulate: the result is added to an
+        fp32 tensor instead (a main gradient). own_cast: each fp8 matmul converts A by a kernel of its own, as inference
+        engines do; otherwise forward and backward share conversions. InputError if the device doesn't support `dtype`.
         """
         fit, peak = self._gemm(dtype, own_cast), self.peak(dtype) * self.kernels.sustained
         m, n, k, batch = sizes = _checked(m=m, n=n, k=k, batch=batch)
+        result = 8.0 if accumulate else 2.0 if dtype == "fp8" else None
         time = compute.matmul_time(fit, self.kernels.units, peak, self.cluster.device.hbm_bandwidth, m, n, k, batch,
-                                   _ITEMSIZE[dtype], 8.0 if accumulate else None)
+                                   _ITEMSIZE[dtype], result)
         return _priced(self._refined("gemm", dtype, time), *sizes)
 
     def attention(self, *, batch: ArrayLike, heads: ArrayLike, kv_heads: ArrayLike, q_len: ArrayLike, kv_len: ArrayLike,
@@ -151,8 +150,7 @@ class CostModel:
     def _gemm(self, dtype: str, own_cast: bool = False) -> Gemm:
         if dtype != "fp8":
             return self.kernels.gemm
-        fit = self.kernels.gemm_fp8
-        return fit if own_cast else replace(fit, cast=min(fit.cast, compute.SHARED_CAST))
+        return self.kernels.gemm_fp8_engine if own_cast else self.kernels.gemm_fp8
 
     # ------------------------------------------------------------ memory
 

@@ -128,3 +128,8 @@ def load(path: str | Path) -> Profile:
         raise InputError("a profile of another version", where=str(path), key="version", found=data["version"],
                          allowed=str(VERSION))
     return validated(Profile, data, str(path))
+
+
+def profile_schema() -> dict[str, Any]:
+    """JSON Schema of a profile."""
+    return Profile.model_json_schema()
