@@ -28,6 +28,8 @@ DEGREE = WholeNumber()
 @click.option("--pp", type=DEGREE, default=1, show_default=True, help="Pipeline stages.")
 @click.option("--dp", type=DEGREE, default=1, show_default=True, help="Data-parallel replicas.")
 @click.option("--cp", type=DEGREE, default=1, show_default=True, help="Context-parallel degree.")
+@click.option("--ep", type=DEGREE, default=1, show_default=True, help="Devices that a layer's experts are spread over.")
+@click.option("--etp", type=DEGREE, help="Devices that share one expert: 1, or as many as --tp.  [default: --tp]")
 @click.option("--micro-batch-size", type=DEGREE, required=True, help="Sequences a replica runs at a time.")
 @click.option("--global-batch-size", type=DEGREE, required=True, help="Sequences of one optimizer step.")
 @click.option("--zero", type=WholeNumber(0, 3), default=0, show_default=True,
@@ -39,12 +41,14 @@ DEGREE = WholeNumber()
               help="The order of micro-batches in the pipeline.")
 @click.option("--virtual-stages", type=DEGREE, default=1, show_default=True,
               help="Chunks of layers a stage holds, under the schedule interleaved.")
+@click.option("--shard", type=DEGREE, help="Ranks over which ZeRO splits (hybrid sharding).  [default: dp]")
 @click.option("--layers", metavar="N,N,…", help="Equal layers of each stage.  [default: the best cut]")
 @workload_options
 @output_options
-def command(model: str, cluster: str, tp: int, pp: int, dp: int, cp: int, micro_batch_size: int,
-            global_batch_size: int, zero: int, recompute: str, sequence_parallel: bool, schedule: str,
-            virtual_stages: int, layers: str | None, as_json: bool, output: str | None, **asked: Any) -> int:
+def command(model: str, cluster: str, tp: int, pp: int, dp: int, cp: int, ep: int, etp: int | None,
+            micro_batch_size: int, global_batch_size: int, zero: int, recompute: str, sequence_parallel: bool,
+            schedule: str, virtual_stages: int, layers: str | None, shard: int | None, as_json: bool,
+            output: str | None, **asked: Any) -> int:
     """Price one configuration of training MODEL on CLUSTER. Exit code 1 where it doesn't fit the memory."""
     with output_file(output) as write:
         from autoplan import search
@@ -52,9 +56,10 @@ def command(model: str, cluster: str, tp: int, pp: int, dp: int, cp: int, micro_
         from autoplan.model import load as load_model
 
         plan = search.estimate(
-            load_model(model), load_cluster(cluster), tp=tp, pp=pp, dp=dp, cp=cp, micro_batch_size=micro_batch_size,
-            global_batch_size=global_batch_size, zero=zero, recompute=recompute, sequence_parallel=sequence_parallel,
-            schedule=schedule, virtual_stages=virtual_stages, layers=parse_layers(layers), **asked)
+            load_model(model), load_cluster(cluster), tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, etp=etp,
+            micro_batch_size=micro_batch_size, global_batch_size=global_batch_size, zero=zero, recompute=recompute,
+            sequence_parallel=sequence_parallel, schedule=schedule, virtual_stages=virtual_stages,
+            layers=parse_layers(layers), shard=shard, **asked)
         text = plan.to_json()
         write(text)
     from autoplan.cli.tables import memory_verdict, show_plan

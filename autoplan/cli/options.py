@@ -25,8 +25,8 @@ SCHEDULES = tuple(schedule.value for schedule in Schedule)
 MOST = 10**9
 
 ALIASES = {"mbs": "micro_batch_size", "sp": "sequence_parallel", "vpp": "virtual_stages"}
-FIXABLE = ("tp", "pp", "dp", "cp", "ep", "zero", "micro_batch_size", "num_micro_batches", "recompute",
-           "sequence_parallel", "schedule", "virtual_stages", "layers")
+FIXABLE = ("tp", "pp", "dp", "cp", "ep", "etp", "zero", "micro_batch_size", "num_micro_batches", "recompute",
+           "sequence_parallel", "schedule", "virtual_stages", "layers", "shard")
 _SHORT = {key: alias for alias, key in ALIASES.items()}
 _KEYS = tuple(f"{key} ({_SHORT[key]})" if key in _SHORT else key for key in FIXABLE)  # as errors list them
 _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}

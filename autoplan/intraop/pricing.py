@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +21,12 @@ from autoplan.model.graph import BATCH, KV_SEQ, SEQ, Op, Param
 from autoplan.model.ops.loss import EXCHANGED_BYTES
 from autoplan.model.ops.work import AttentionCore, Gemm, Kernel, Numerics
 from autoplan.runtimes import Runtime
-from autoplan.sharding import PARTIAL, Collective, conversion_seconds
+from autoplan.sharding import PARTIAL, Collective, Conversions
 from autoplan.workload import Attention, Workload
 
 Array = NDArray[np.float64]
+
+Among = Literal["all", "shards", "replicas"]
 
 STREAM_BYTES = float(2**30)  # a stream long enough for its launch not to count
 
@@ -37,7 +40,8 @@ def attention_kernel(workload: Workload, device: Device) -> Attention:
 class Setting:
     """Where a layer runs and on what: everything its price depends on besides the layer.
 
-    micro_batch: sequences of one micro-batch, over all devices of the mesh.
+    micro_batch: sequences of one micro-batch, over all devices of the mesh. shard: ranks of the data axis over which
+    ZeRO splits, those beyond being replicas (hybrid sharding); None: all.
     """
 
     mesh: Mesh
@@ -45,12 +49,22 @@ class Setting:
     runtime: Runtime
     workload: Workload
     micro_batch: int
+    shard: int | None = None
 
     @cached_property
     def numerics(self) -> Numerics:
         """Element size, and whether attention is fused."""
-        kernel = attention_kernel(self.workload, self.costs.cluster.device)
-        return Numerics(self.workload.precision.bytes, kernel is Attention.FLASH, self.workload.dropout)
+        return Numerics(self.workload.precision.bytes, self.attention.fused, self.workload.dropout)
+
+    @property
+    def attention(self) -> Attention:
+        """The kernel of attention."""
+        return attention_kernel(self.workload, self.costs.cluster.device)
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether a weight's gradient is added to an fp32 one."""
+        return self.workload.grad_bytes > self.workload.precision.bytes
 
     @property
     def tensor_ranks(self) -> int:
@@ -77,28 +91,45 @@ class Setting:
             return np.asarray(self.costs.p2p(nbytes, group))
         return np.asarray(getattr(self.costs, kind.value)(nbytes, group))
 
-    def conversions(self, shape: tuple[float, ...]) -> Array:
-        """Return the seconds between every two layouts of an activation of `shape`, [L, L]; kept for reuse."""
+    def conversions(self, shape: tuple[float, ...]) -> Conversions:
+        """Return the seconds between layouts of an activation of `shape`; kept for reuse."""
         if shape not in self._conversions:
-            self._conversions[shape] = conversion_seconds(
+            self._conversions[shape] = Conversions(
                 shape, self.workload.precision.bytes, self.mesh.shape, self.collective)
         return self._conversions[shape]
 
     @cached_property
-    def _conversions(self) -> dict[tuple[float, ...], Array]:
+    def _conversions(self) -> dict[tuple[float, ...], Conversions]:
         return {}
 
     @cached_property
-    def _bucket_rates(self) -> dict[tuple[str, tuple[int, ...]], float]:
+    def _bucket_rates(self) -> dict[tuple[str, tuple[int, ...], Among], float]:
         return {}
 
-    def bucketed(self, kind: str, axes: tuple[int, ...]) -> float:
-        """Return the seconds a byte of a gradient or parameter collective, which travels in buckets."""
-        key = (kind, axes)
+    def bucketed(self, kind: str, axes: tuple[int, ...], among: Among = "all") -> float:
+        """Return the seconds a byte of a gradient or parameter collective, which travels in buckets.
+
+        among: all ranks of these mesh axes, those that ZeRO splits over, or those that hold the same part.
+        """
+        key = (kind, axes, among)
         if key not in self._bucket_rates:
             bucket = float(self.runtime.bucket_bytes)
-            self._bucket_rates[key] = float(getattr(self.costs, kind)(bucket, self.group(axes))) / bucket
+            self._bucket_rates[key] = float(getattr(self.costs, kind)(bucket, self._among(axes, among))) / bucket
         return self._bucket_rates[key]
+
+    def replicas(self, data: NDArray[np.bool_]) -> Array:
+        """Return how many ranks hold the same part of what ZeRO splits over the data axes [K, A], [K]."""
+        return np.where(data[:, 0], float(self.mesh.shape[0] // (self.shard or self.mesh.shape[0])), 1.0)
+
+    def _among(self, axes: tuple[int, ...], among: Among) -> Axis:
+        whole = self.group(axes)
+        copies = int(self.replicas(np.array([[0 in axes]]))[0])
+        size = whole.size // copies
+        intra = math.gcd(size, whole.intra)  # neighbours share the parts
+        on_node = whole.sharing * whole.intra
+        return {"all": whole, "shards": Axis(size, intra, size // intra, on_node // intra),
+                "replicas": Axis(copies, whole.intra // intra, copies * intra // whole.intra, whole.sharing * intra),
+                }[among]
 
     def copies_rate(self, copies: int) -> float:
         """Return the seconds a byte of an all-reduce between `copies` neighbours on the last mesh axis, 0 for one."""
@@ -120,12 +151,15 @@ class Setting:
         dtype = self.workload.precision.stored.value
         if isinstance(kernel, Gemm):
             products = self.workload.precision.value if low_precision else dtype
-            return np.asarray(self.costs.matmul(kernel.m, kernel.n, kernel.k, batch=kernel.batch, dtype=products))
+            return np.asarray(self.costs.matmul(kernel.m, kernel.n, kernel.k, batch=kernel.batch, dtype=products,
+                                                accumulate=kernel.gradient and self.accumulates))
         if isinstance(kernel, AttentionCore):
             return np.asarray(self.costs.attention(
                 batch=kernel.batch, heads=kernel.heads, kv_heads=kernel.kv_heads, q_len=kernel.q_len,
                 kv_len=kernel.kv_len, head_dim=kernel.head_dim, causal=kernel.causal, dtype=dtype,
-                flash=self.numerics.flash, backward=backward))
+                flash=self.attention.fused, generation=self.attention.generation,
+                fused_softmax=self.attention is not Attention.UNFUSED, dropout=self.workload.dropout,
+                backward=backward))
         return np.asarray(self.costs.memory_bound(kernel.nbytes, kernel.kind))
 
 
@@ -238,34 +272,36 @@ def param_terms(rows: Stored, zeros: Sequence[int], setting: Setting) -> Array:
     workload = setting.workload
     numel = np.where(rows.shared, 0.0, rows.numel)
     terms = np.zeros((len(zeros), len(numel), NUM_TERMS))
-    shards = np.where(rows.data, np.array(setting.mesh.shape), 1).prod(axis=1).astype(float)
+    shards = np.where(rows.data, np.array(setting.mesh.shape), 1).prod(axis=1) / setting.replicas(rows.data)
     zero = np.array(zeros)[:, None]
     held = state_bytes(numel, workload, zero, shards, setting.runtime)
     gradient, weight = numel * workload.reduce_bytes, numel * workload.weight_bytes
-    all_reduce, reduce_scatter, all_gather = _rates(rows.data, setting)
+    all_reduce, reduce_scatter, all_gather, among_replicas = _rates(rows.data, setting)
+    scattered = reduce_scatter + among_replicas / shards
     once = zero <= 1
     terms[..., Term.WEIGHTS], terms[..., Term.GRADIENTS] = held.weights, held.gradients
     terms[..., Term.STATES] = held.states
     terms[..., Term.OPTIMIZER] = setting.stream_rate * update_bytes(numel, workload, zero, shards)
-    terms[..., Term.SYNC] = np.where(once, gradient * np.where(zero == 0, all_reduce, reduce_scatter), 0.0)
-    terms[..., Term.REDUCE] = np.where(once, 0.0, gradient * reduce_scatter)
+    terms[..., Term.SYNC] = np.where(once, gradient * np.where(zero == 0, all_reduce, scattered), 0.0)
+    terms[..., Term.REDUCE] = np.where(once, 0.0, gradient * scattered)
     terms[..., Term.GATHER_STEP] = np.where((zero == 1) | (zero == 2), weight * all_gather, 0.0)
     terms[..., Term.GATHER] = np.where(zero == 3, 2.0 * weight * all_gather, 0.0)  # forward and backward
     repeated = np.array([setting.copies_rate(int(n)) for n in rows.copies])
-    scattered = np.where(zero >= 1, shards, 1.0)
-    terms[..., Term.SYNC] += gradient / scattered * repeated
+    terms[..., Term.SYNC] += gradient / np.where(zero >= 1, shards, 1.0) * repeated
     whole = (np.where(zero == 3, setting.runtime.gathered_layers * weight, 0.0)
              + np.where(once, 0.0, numel * workload.grad_bytes))
     terms[..., Term.TRANSIENT] = np.where(shards > 1, whole, 0.0)
     return terms
 
 
-def _rates(data: NDArray[np.bool_], setting: Setting) -> tuple[Array, Array, Array]:
-    """Return seconds a byte of all-reduce, reduce-scatter and all-gather over each row's data axes, 0 without any."""
-    rates = np.zeros((3, len(data)))
-    kinds = ("all_reduce", "reduce_scatter", "all_gather")
+def _rates(data: NDArray[np.bool_], setting: Setting) -> tuple[Array, Array, Array, Array]:
+    """Return seconds a byte of an all-reduce over each row's data axes, of reduce-scatter and all-gather over the ranks
+    that ZeRO splits over, and of an all-reduce between replicas; 0 without any."""
+    rates = np.zeros((4, len(data)))
     for row, mask in enumerate(data):
         axes = tuple(int(axis) for axis in np.flatnonzero(mask))
         if axes:
-            rates[:, row] = [setting.bucketed(kind, axes) for kind in kinds]
-    return rates[0], rates[1], rates[2]
+            rates[:, row] = [setting.bucketed("all_reduce", axes), setting.bucketed("reduce_scatter", axes, "shards"),
+                             setting.bucketed("all_gather", axes, "shards"),
+                             setting.bucketed("all_reduce", axes, "replicas")]
+    return rates[0], rates[1], rates[2], rates[3]

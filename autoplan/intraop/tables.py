@@ -25,7 +25,7 @@ from autoplan.intraop.solve.frontier import frontier
 from autoplan.intraop.solve.pareto import pareto_rows
 from autoplan.intraop.terms import NUM_TERMS, Criterion, Policy, conversion_weights, criteria
 from autoplan.model.graph import Operand
-from autoplan.sharding import codes_to_index
+from autoplan.sharding import REPLICATED, codes_to_index
 from autoplan.workload import Recompute
 
 Array = NDArray[np.float64]
@@ -220,7 +220,7 @@ class StageTable:
             target += part.values[rows]
         for left, right, a, b in zip(parts, parts[1:], index, index[1:], strict=False):
             fixed[:, Criterion.T_MICRO_BATCH] += self.between(left, right)[a, b]
-        if not first:
+        if not first or (last and self.num_stages > 1):  # the latter: the pipeline comes back to where it began
             fixed[:, TIMES] += self.send(parts[0])[index[0]]
         if not last:
             fixed[:, TIMES] += self.send(parts[-1])[index[-1]]
@@ -269,7 +269,8 @@ class StageTable:
         rows = self.combinations(first, last, layers > 0)
         parts = ((self.first, rows.first), (self.layer, rows.layer), (self.whole if first else self.last, rows.last))
         used = [(table, int(index[row])) for table, index in parts if index[row] >= 0]
-        ends = ([] if first else [used[0]]) + ([] if last else [used[-1]])
+        back = last and self.num_stages > 1  # the pipeline comes back to where it began
+        ends = ([] if first and not back else [used[0]]) + ([] if last else [used[-1]])
         return sum((self.send(table)[row] for table, row in ends), np.zeros(len(TIMES)))
 
     def _residual(self) -> tuple[Operand, tuple[float, ...]]:
@@ -290,9 +291,14 @@ class StageTable:
     def send(self, part: LayerTable) -> Array:
         """Return the seconds a micro-batch and a step [R, 2] that a stage waits for one neighbour's tensors.
 
-        Where the runtime sends beside computing, only the first tensor's way through the pipeline is waited for.
+        Where the runtime sends beside computing, only the first tensor's way through the pipeline is waited for. Where
+        it scatters, each rank sends its part of what all hold, and the next stage gathers.
         """
-        once = np.asarray(self.setting.costs.p2p(self._boundary(part), self.neighbour))
+        nbytes = self._boundary(part)
+        whole = (part.residual[:, -1] == REPLICATED) & self.setting.runtime.scatters_sends
+        parts = np.where(whole, nbytes / self.setting.tensor_ranks, nbytes)
+        gathered = self.setting.costs.all_gather(np.where(whole, nbytes, 0.0), self.setting.mesh.axes[-1])
+        once = np.asarray(self.setting.costs.p2p(parts, self.neighbour)) + np.asarray(gathered)
         hidden = self.setting.runtime.overlap.sends and self.sends > 1
         return np.outer(once, (0.0, self.num_stages) if hidden else (self.sends, 0.0))
 

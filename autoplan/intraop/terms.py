@@ -66,13 +66,14 @@ class Policy:
     at_once: bool = False
 
 
-def policies(recompute: Recompute, schedule: Schedule) -> tuple[Policy, Policy, Policy]:
+def layer_policies(recompute: Recompute, schedule: Schedule, *, all_again: bool) -> tuple[Policy, Policy, Policy]:
     """Return the policies of the chain's first layer, of a repeated one and of the last.
 
-    Embedding and head are not run again (Megatron-LM recomputes transformer layers). The last layer's backward pass
-    follows at once, unless all micro-batches go forward first (GPipe) or its weights' gradients wait (zero-bubble).
+    Embedding and head are run again only if `all_again` (Megatron-LM recomputes transformer layers). The last layer's
+    backward pass follows at once, unless all micro-batches go forward first (GPipe) or its weights' gradients wait
+    (zero-bubble).
     """
-    ends = Recompute.NONE if recompute is Recompute.FULL else recompute
+    ends = Recompute.NONE if recompute is Recompute.FULL and not all_again else recompute
     return Policy(ends), Policy(recompute), Policy(ends, schedule is not Schedule.GPIPE and not schedule.splits_backward)
 
 

@@ -61,13 +61,15 @@ class Runtime:
     bucket_bytes: gradients and parameters travel in buckets of this size. low, likely, high: the memory reserve; a plan
     fits if it does with the high one. gathered_layers: layers whose parameters are whole at once under ZeRO-3.
     copies_gradients: whether the update holds an fp32 copy of 16-bit gradients. keeps_low_precision_gradients: whether
-    16-bit gradients of a whole micro-batch are held beside the fp32 ones they are added to. extra_in_flight, keeps_outputs:
-    micro-batches that 1F1B holds beyond its count, and whether a stage keeps what it has sent on.
-    operation_seconds: the host's time to launch one operator's kernels, one way. grad_dtype, reduce_dtype: of gradients
-    as they accumulate and as they travel, unless the workload says (None: as the weights). zero, pipeline_zero: ZeRO
-    stages it offers, without and with pipeline stages. free: whether it runs any sharding, not only named recipes.
-    roles: what a mesh axis may do, role → loop dims in order of preference. free_splits: operator kind → loop dims that
-    may be split where no role is fixed (all legal ones for a kind that isn't named).
+    16-bit gradients of a whole micro-batch are held beside the fp32 ones they are added to. extra_in_flight,
+    keeps_outputs: micro-batches that 1F1B holds beyond its count, and whether a stage keeps what it has sent on.
+    scatters_sends: whether each rank of a tensor-parallel group sends its part of a tensor that all hold, to be
+    gathered on arrival. recomputes_ends: whether full recompute runs embedding and head again too. operation_seconds:
+    the host's time to launch one operator's kernels, one way. grad_dtype, reduce_dtype: of gradients as they accumulate
+    and as they travel, unless the workload says (None: as the weights). zero, pipeline_zero: ZeRO stages it offers,
+    without and with pipeline stages. free: whether it runs any sharding, not only named recipes. roles: what a mesh
+    axis may do, role → loop dims in order of preference. free_splits: operator kind → loop dims that may be split where
+    no role is fixed (all legal ones for a kind that isn't named).
     """
 
     name: str
@@ -83,6 +85,8 @@ class Runtime:
     keeps_low_precision_gradients: bool
     extra_in_flight: int
     keeps_outputs: bool
+    scatters_sends: bool
+    recomputes_ends: bool
     overlap: Overlap
     operation_seconds: float
     grad_dtype: Precision | None
@@ -136,6 +140,7 @@ def load(name: str) -> Runtime:
         copies_gradients=bool(data["memory"]["copies_gradients"]),
         keeps_low_precision_gradients=bool(data["memory"]["keeps_low_precision_gradients"]),
         extra_in_flight=int(data["memory"]["extra_in_flight"]), keeps_outputs=bool(data["memory"]["keeps_outputs"]),
+        scatters_sends=bool(data["scatters_sends"]), recomputes_ends=bool(data["recomputes_ends"]),
         overlap=Overlap(gradients=overlap["gradients"], parameters=overlap["parameters"],
                         tensor=TensorOverlap(overlap["tensor"]), sends=overlap["sends"],
                         slowdown=float(overlap["slowdown"])),

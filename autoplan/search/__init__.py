@@ -46,7 +46,7 @@ def plan(model: ModelGraph | str, cluster: Cluster | str, *, global_batch_size: 
     global_batch_size, seq_len, precision: None takes the model's and the device's defaults, and a note says so.
     grad_dtype, reduce_dtype: of gradients as they accumulate and as they travel; None takes the runtime's. attention:
     flash, fused_softmax or unfused; None takes the fastest the device has. dropout: masks are kept and applied.
-    micro_batch_size, recompute, zero, fix: what is not left to the search (`fix`: tp, pp, dp, cp, zero,
+    micro_batch_size, recompute, zero, fix: what is not left to the search (`fix`: tp, pp, dp, cp, ep, etp, zero,
     micro_batch_size, num_micro_batches, recompute, sequence_parallel, schedule, virtual_stages, and layers, the equal
     layers of each stage). top: plans ranked. solver: `auto`, `highs` or `pulp:NAME`. time_limit: seconds after which
     the best found is returned with its gap. gap: a plan proven to be within this fraction of the fastest is good
@@ -76,16 +76,17 @@ def plan(model: ModelGraph | str, cluster: Cluster | str, *, global_batch_size: 
 
 
 def estimate(model: ModelGraph | str, cluster: Cluster | str, *, tp: int = 1, pp: int = 1, dp: int = 1, cp: int = 1,
-             micro_batch_size: int, global_batch_size: int, seq_len: int | None = None, precision: str | None = None,
-             optimizer: str = "adam", grad_dtype: str | None = None, reduce_dtype: str | None = None,
+             ep: int = 1, etp: int | None = None, micro_batch_size: int, global_batch_size: int,
+             seq_len: int | None = None, precision: str | None = None, optimizer: str = "adam", grad_dtype: str | None = None, reduce_dtype: str | None = None,
              attention: str | None = None, dropout: bool = False, zero: int = 0, recompute: str = "none",
              sequence_parallel: bool = False, schedule: str = "1f1b", virtual_stages: int = 1,
-             layers: Sequence[int] | None = None, runtime: str = "plain",
+             layers: Sequence[int] | None = None, shard: int | None = None, runtime: str = "plain",
              profile: Profile | str | None = None) -> Plan:
     """Return what one configuration costs, as a plan; it may need more memory than a device has.
 
-    layers: the equal layers of each stage; None cuts them as well as they can be under the memory. profile: as `plan`
-    takes it. Raises InputError for a configuration that can't be run: degrees that don't make up the cluster, or that
+    ep: devices that a layer's experts are spread over, among dp (and tp, where etp is 1). etp: devices that share one
+    expert, 1 or tp (None). shard: ranks over which ZeRO splits; None: dp. layers: the equal layers of each stage; None
+    cuts them as well as they can be under the memory. profile: as `plan` takes it. Raises InputError for a configuration that can't be run: degrees that don't make up the cluster, or that
     don't divide the model or the batch; what the runtime doesn't offer.
     """
     begin = time.perf_counter()
@@ -94,9 +95,10 @@ def estimate(model: ModelGraph | str, cluster: Cluster | str, *, tp: int = 1, pp
     asked = workload_of(model, cluster, global_batch_size=global_batch_size, seq_len=seq_len, precision=precision,
                         optimizer=optimizer, grad_dtype=grad_dtype, reduce_dtype=reduce_dtype, attention=attention,
                         dropout=dropout, runtime=rules)
-    pins = all_pins({"tp": tp, "pp": pp, "dp": dp, "cp": cp, "micro_batch_size": micro_batch_size, "zero": zero,
+    pins = all_pins({"tp": tp, "pp": pp, "dp": dp, "cp": cp, "ep": ep, "etp": etp or tp,
+                     "micro_batch_size": micro_batch_size, "zero": zero,
                      "recompute": recompute, "sequence_parallel": sequence_parallel if tp != 1 else False,
-                     "schedule": schedule, "virtual_stages": virtual_stages, "layers": layers})
+                     "schedule": schedule, "virtual_stages": virtual_stages, "layers": layers, "shard": shard})
     pricer = _pricer(model, cluster, asked.workload, rules, pins, "auto", profile)
     solution = _price(pricer, pins)
     notes = list(asked.notes)
@@ -120,7 +122,7 @@ def _pricer(model: ModelGraph, cluster: Cluster, workload: Workload, rules: Runt
     chained = chain(model)
     check_pins(pins, chained, cluster, workload, rules)
     measured = load_profile(profile) if isinstance(profile, str) else profile
-    return Pricer(chained, cluster, CostModel(cluster, rules, measured), rules, workload, solver)
+    return Pricer(chained, cluster, CostModel(cluster, rules, measured), rules, workload, solver, pins.shard)
 
 
 def _price(pricer: Pricer, pins: Pins) -> Solution:

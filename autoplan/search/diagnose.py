@@ -17,7 +17,7 @@ from autoplan.search.drive import Limits, policies, search, zero_stages
 from autoplan.search.pricer import Pricer
 from autoplan.search.solve import Solution, StageSolution, fallback
 from autoplan.search.space import Pins, candidates
-from autoplan.workload import Recompute
+from autoplan.workload import Recompute, Schedule
 
 GIB = 2.0**30
 LEFT_OPEN = "everything but the batch and the model left to the search"
@@ -67,7 +67,7 @@ def nearest(pricer: Pricer, pins: Pins) -> tuple[Solution, int] | None:
         smallest = pins.micro_batch_size or pins.num_micro_batches or candidate.micro_batch_size == 1
         if not smallest and best is not None:
             continue
-        recompute = policies(pricer, pins.recompute)[-1]
+        recompute = policies(pricer, pins.recompute, pins.schedule)[-1]
         zeros = zero_stages(pricer, candidate, pins.zero)
         found = fallback(pricer, candidate, recompute, zeros[-1]) if zeros else None
         if found is None:
@@ -101,11 +101,15 @@ def _relaxations(runtime: Runtime, pins: Pins) -> Iterator[tuple[str, Pins]]:
         free += [(f"a micro-batch of {size}", {"micro_batch_size": size}) for size in smaller]
     if pins.num_micro_batches is not None:
         free.append(("another micro-batch count", {"num_micro_batches": None}))
-    if pins.recompute not in (None, Recompute.FULL):
+    split = pins.schedule is not None and pins.schedule.splits_backward
+    if split:
+        free.append(("schedule 1f1b", {"schedule": Schedule.ONE_F_ONE_B, "virtual_stages": None}))
+    if pins.recompute not in (None, Recompute.FULL) and not split:
         free.append(("full recompute", {"recompute": Recompute.FULL}))
     if pins.zero is not None:
         free += [(f"ZeRO stage {stage}", {"zero": stage}) for stage in offered if stage > pins.zero]
-    least: dict[str, object] = {"micro_batch_size": 1, "recompute": Recompute.FULL, "zero": max(offered)}
+    least: dict[str, object] = {"micro_batch_size": 1, "recompute": pins.recompute if split else Recompute.FULL,
+                                "zero": max(offered)}
     together = {key: value for key, value in least.items() if getattr(pins, key) not in (None, value)}
     if len(together) > 1:
         said = {"micro_batch_size": "a micro-batch of 1", "recompute": "full recompute",
@@ -149,7 +153,7 @@ def _state_bytes(pricer: Pricer) -> float:
 
 def _resized(pricer: Pricer, cluster: Cluster) -> Pricer:
     costs = CostModel(cluster, pricer.runtime, pricer.costs.profile)
-    return Pricer(pricer.chain, cluster, costs, pricer.runtime, pricer.workload)
+    return Pricer(pricer.chain, cluster, costs, pricer.runtime, pricer.workload, shard=pricer.shard)
 
 
 def _fits(pricer: Pricer, pins: Pins) -> bool:

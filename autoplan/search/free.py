@@ -13,7 +13,7 @@ from autoplan.cost.model import CostModel
 from autoplan.cost.schedules import in_flight
 from autoplan.intraop.layer_problem import LayerProblem, ParamNode
 from autoplan.intraop.solve.batch import minima
-from autoplan.intraop.terms import Criterion, Policy, conversion_weights, criteria, policies
+from autoplan.intraop.terms import Criterion, Policy, conversion_weights, criteria
 from autoplan.model.facts import unmasked_flops_per_token
 from autoplan.search.bounds import MemoryPrices, UniformStages, objective
 from autoplan.search.pricer import Pricer
@@ -67,7 +67,7 @@ def bounds(pricer: Pricer, candidate: Candidate, kinds: Sequence[Recompute], zer
     most_held = float(min(m, p))
     floor = np.inf
     for some in (prices[:0], prices):  # without prices first: most variants fall there already
-        inner = _relax(layer, _of(candidate, variants, 1), m, most_held, some)
+        inner = _relax(layer, _of(pricer, candidate, variants, 1), m, most_held, some)
         alone = _values(pricer, candidate, inner, np.zeros((2, len(variants), 4)), some)
         floor = min(floor, float(alone[alone >= wanted].min(initial=np.inf)))
         left = np.flatnonzero(alone < wanted)
@@ -76,7 +76,7 @@ def bounds(pricer: Pricer, candidate: Candidate, kinds: Sequence[Recompute], zer
         variants, inner = [variants[index] for index in left], inner[left]
     problems = pricer.problems(candidate.mesh, candidate.micro_batch, candidate.roles)
     assert problems is not None
-    ends = np.array([_relax(end, _of(candidate, variants, position), m, most_held, prices[:0])
+    ends = np.array([_relax(end, _of(pricer, candidate, variants, position), m, most_held, prices[:0])
                      for position, end in ((0, problems.first), (2, pricer.tail(problems, candidate)))])
     value = _values(pricer, candidate, inner, ends, prices)
     found = [Variant(candidate, recompute, zero, float(seconds))
@@ -84,9 +84,10 @@ def bounds(pricer: Pricer, candidate: Candidate, kinds: Sequence[Recompute], zer
     return found, min(floor, float(value[value >= wanted].min(initial=np.inf)))
 
 
-def _of(candidate: Candidate, variants: Sequence[tuple[Recompute, int]], position: int) -> list[tuple[Policy, int]]:
+def _of(pricer: Pricer, candidate: Candidate, variants: Sequence[tuple[Recompute, int]],
+        position: int) -> list[tuple[Policy, int]]:
     """Return the variants with the policy of the first (0), a repeated (1) or the last layer (2)."""
-    return [(policies(recompute, candidate.schedule)[position], zero) for recompute, zero in variants]
+    return [(pricer.policies(candidate, recompute)[position], zero) for recompute, zero in variants]
 
 
 def _room(pricer: Pricer) -> float:

@@ -10,7 +10,7 @@ from autoplan.cost.schedules import in_flight
 from autoplan.intraop.layer_problem import LayerProblem, layer_problem
 from autoplan.intraop.pricing import Setting, attention_kernel
 from autoplan.intraop.tables import LayerTable, StageTable, layer_table, restrict
-from autoplan.intraop.terms import Policy, policies
+from autoplan.intraop.terms import Policy, layer_policies
 from autoplan.intraop.unrolled import Query, solved
 from autoplan.model.graph import LayerClass
 from autoplan.runtimes import Runtime
@@ -48,6 +48,7 @@ class Pricer:
     runtime: Runtime
     workload: Workload
     solver: str = "auto"
+    shard: int | None = None  # ranks of the data axis over which ZeRO splits; None: all
     counters: Counters = field(default_factory=Counters)
     _problems: dict[object, Problems | None] = field(default_factory=dict)
     _tables: dict[object, LayerTable] = field(default_factory=dict)
@@ -57,6 +58,10 @@ class Pricer:
     def attention(self) -> Attention:
         """The kernel of attention."""
         return attention_kernel(self.workload, self.cluster.device)
+
+    def policies(self, candidate: Candidate, recompute: Recompute) -> tuple[Policy, Policy, Policy]:
+        """Return the policies of the first, a repeated and the last layer."""
+        return layer_policies(recompute, candidate.schedule, all_again=self.runtime.recomputes_ends)
 
     def problems(self, mesh: Mesh, micro_batch: int, roles: tuple[str, ...] | None) -> Problems | None:
         """Return the problems of all classes, with every ZeRO stage; None where the roles don't divide the model."""
@@ -70,7 +75,7 @@ class Pricer:
         """Return the repeated layer's problem, with every ZeRO stage; the cheaper half of `problems`."""
         key = ("layer", mesh, micro_batch, roles)
         if key not in self.kept:
-            setting = Setting(mesh, self.costs, self.runtime, self.workload, micro_batch)
+            setting = Setting(mesh, self.costs, self.runtime, self.workload, micro_batch, self.shard)
             self.kept[key] = self._problem(self.chain.layer, setting, roles)
         found = self.kept[key]
         assert found is None or isinstance(found, LayerProblem)
@@ -87,7 +92,7 @@ class Pricer:
 
     def tail(self, problems: Problems, candidate: Candidate) -> LayerProblem:
         """Return the last layer's problem: in a stage that holds the first too, tied embeddings are stored once."""
-        if self.chain.tied is None or candidate.num_stages > 1:
+        if self.chain.tied is None or not candidate.joined:
             return problems.last
         key = ("whole", id(problems))
         if key not in self.kept:
@@ -105,8 +110,10 @@ class Pricer:
         m = candidate.num_micro_batches
         tied = self.chain.tied
         most = float(min(m, candidate.num_stages + self.runtime.extra_in_flight))
+        if candidate.schedule.splits_backward:
+            most = in_flight(candidate.schedule, 0, candidate.num_stages, m, candidate.virtual_stages)
 
-        ends = policies(recompute, candidate.schedule)
+        ends = self.policies(candidate, recompute)
 
         def table(problem: LayerProblem, policy: Policy, keep: str | None = None) -> LayerTable:
             key = (id(problem), policy, zero, m if candidate.roles is None else None, most)
@@ -120,8 +127,7 @@ class Pricer:
 
         first, layer = table(problems.first, ends[0], tied and tied[0]), table(problems.layer, ends[1])
         last = table(problems.last, ends[2], tied and tied[1])
-        alone = candidate.num_stages == 1
-        whole = table(self.tail(problems, candidate), ends[2], tied and tied[1]) if alone else last
+        whole = table(self.tail(problems, candidate), ends[2], tied and tied[1]) if candidate.joined else last
         found = StageTable(problems.layer.setting, recompute, m, first, layer, last, whole, tied, neighbour,
                            candidate.num_stages, candidate.virtual_stages)
         return found if self.solver == "auto" else self._by_solver(found, candidate)
@@ -135,9 +141,10 @@ class Pricer:
             for index in range(p):
                 held = in_flight(candidate.schedule, index, p, m, candidate.virtual_stages,
                                  self.runtime.extra_in_flight)
-                some = range(1, count + 1) if 0 < index < p - 1 else range(count + 1)
+                first, last = index == 0, index == (0 if candidate.joined else p - 1)
+                some = range(count + 1) if first or last else range(1, count + 1)
                 every = (count,) if p == 1 else some
-                queries += [Query(index == 0, index == p - 1, layers, held) for layers in every]
+                queries += [Query(first, last, layers, held) for layers in every]
             self.counters.solves += len(queries)
             self.kept[key] = solved(table, queries, self.solver)
         found = self.kept[key]

@@ -9,7 +9,7 @@ from operator import index
 from typing import SupportsIndex, TypeVar
 
 from autoplan.cluster import Cluster
-from autoplan.cost.schedules import legal
+from autoplan.cost.schedules import V_CHUNKS, legal
 from autoplan.errors import InputError
 from autoplan.model.facts import default_seq_len
 from autoplan.model.graph import ModelGraph
@@ -21,6 +21,7 @@ E = TypeVar("E", Attention, Precision, Recompute, Schedule)
 
 MOST = 10**9  # of everything that is counted; the search enumerates divisors
 DEFAULT_TOKENS = 2**22  # tokens of a step where neither the user nor the model says: 4 Mi, as Llama 2 was trained
+MODEL_NOTES = {"assumed": "assumed of the model", "unpriced": "not in its time"}  # facts of imported graphs → words
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def workload_of(model: ModelGraph, cluster: Cluster, *, global_batch_size: int |
 
     Dtypes of gradients that aren't given are the runtime's.
     """
-    notes = []
+    notes = [f"{words}: {model.facts[key]}" for key, words in MODEL_NOTES.items() if key in model.facts]
     if global_batch_size is not None:
         global_batch_size = whole("global_batch_size", global_batch_size)
     if seq_len is not None:
@@ -120,20 +121,16 @@ def _member(kind: type[E], key: str, value: object) -> E | None:
 
 
 def pins_of(fixed: Mapping[str, object]) -> Pins:
-    """Return the pins of a mapping with the keys of `Pins` (and `ep`). Raises InputError."""
+    """Return the pins of a mapping with the keys of `Pins`. Raises InputError."""
     known = {one.name for one in fields(Pins)}
     values: dict[str, object] = {}
     for key, value in fixed.items():
         if value is None:
             continue
-        if key == "ep":
-            if value != 1:
-                raise InputError("dense models have no experts to spread", key="ep", found=value, allowed="1")
-            continue
         if key not in known:
             raise InputError("unknown key", key=str(key), allowed=", ".join(sorted(known)))
         values[key] = value
-    for key in ("tp", "pp", "dp", "cp", "micro_batch_size", "num_micro_batches", "virtual_stages"):
+    for key in ("tp", "pp", "dp", "cp", "ep", "etp", "micro_batch_size", "num_micro_batches", "virtual_stages", "shard"):
         if key in values:
             values[key] = whole(key, values[key])
     if "layers" in values:
@@ -145,6 +142,8 @@ def pins_of(fixed: Mapping[str, object]) -> Pins:
         raise InputError("must be true or false", key="sequence_parallel", found=values["sequence_parallel"])
     values["recompute"] = _member(Recompute, "recompute", values.get("recompute"))
     values["schedule"] = _member(Schedule, "schedule", values.get("schedule"))
+    if values["schedule"] is Schedule.ZB_V and values.get("virtual_stages", 1) == 1:
+        values["virtual_stages"] = V_CHUNKS  # it has no other number
     return Pins(**values)  # type: ignore[arg-type]
 
 
@@ -158,7 +157,7 @@ def _layers(value: object) -> tuple[int, ...]:
 def all_pins(fixed: Mapping[str, object]) -> Pins:
     """Return the pins of a mapping that leaves nothing open. Raises InputError."""
     for key, value in fixed.items():
-        if value is None and key != "layers":
+        if value is None and key not in ("layers", "etp", "shard"):
             raise InputError("must be given", key=key)
     return pins_of(fixed)
 
@@ -176,6 +175,7 @@ def check_pins(pins: Pins, chain: Chain, cluster: Cluster, workload: Workload, r
         said = " · ".join(f"{key} {value}" for key, value in degrees.items())
         raise InputError(f"{said} = {product} devices, but the cluster has {total}", key=", ".join(degrees))
     _check_model(pins, chain)
+    _check_experts(pins, chain)
     batch = workload.global_batch_size
     for key in ("dp", "micro_batch_size", "num_micro_batches"):
         value = getattr(pins, key)
@@ -199,6 +199,9 @@ def check_pins(pins: Pins, chain: Chain, cluster: Cluster, workload: Workload, r
         raise InputError("needs a tp of at least 2", key="sequence_parallel", found=True)
     _check_schedule(pins, chain, workload)
     _check_layers(pins, chain)
+    if pins.shard is not None and (pins.dp is None or pins.dp % pins.shard):
+        raise InputError("ZeRO splits over a part of dp", key="shard", found=pins.shard,
+                         allowed="divisors of a dp that is fixed too")
 
 
 def _check_layers(pins: Pins, chain: Chain) -> None:
@@ -212,7 +215,7 @@ def _check_layers(pins: Pins, chain: Chain) -> None:
     if 0 in pins.layers[1:-1]:
         raise InputError("a stage between the first and the last needs a layer", key="layers",
                          found=list(pins.layers))
-    if pins.schedule is Schedule.INTERLEAVED or (pins.virtual_stages or 1) > 1:
+    if (pins.schedule is not None and pins.schedule.chunked) or (pins.virtual_stages or 1) > 1:
         raise InputError("interleaving cuts equal chunks", key="layers", found=list(pins.layers))
 
 
@@ -233,32 +236,61 @@ def _check_model(pins: Pins, chain: Chain) -> None:
     if pins.tp is None:
         return
     for op in chain.layer.ops:
+        if op.kind == "experts" and pins.etp == 1:
+            continue
         for name, what in (("heads", "attention heads"), ("ffn", "MLP width")):
             size = op.static_sizes.get(name)
             if size is not None and size % pins.tp:
                 raise InputError(f"doesn't divide the model's {what} ({size})", key="tp", found=pins.tp)
 
 
+def _check_experts(pins: Pins, chain: Chain) -> None:
+    """ep is the size of an axis within dp, times tp where the devices of a tensor-parallel group hold whole experts."""
+    if pins.ep is not None and pins.ep > 1:
+        if not chain.experts:
+            raise InputError("dense models have no experts to spread", key="ep", found=pins.ep, allowed="1")
+        if chain.experts % pins.ep:
+            raise InputError(f"doesn't divide the model's {chain.experts} experts", key="ep", found=pins.ep)
+    if pins.etp is not None and pins.tp is not None and chain.experts and pins.etp not in (1, pins.tp):
+        raise InputError("an expert is on one device or shared by all of a tensor-parallel group", key="etp",
+                         found=pins.etp, allowed=f"1, {pins.tp}")
+    if pins.ep is None or pins.etp is None or pins.tp is None or not chain.experts:
+        return
+    axis, rest = divmod(pins.ep, pins.tp // pins.etp)
+    if rest:
+        raise InputError(f"no multiple of tp {pins.tp}, whose devices hold whole experts (etp {pins.etp})", key="ep",
+                         found=pins.ep)
+    if pins.dp is not None and pins.dp % axis:
+        raise InputError(f"experts are spread over replicas, and {axis} doesn't divide dp {pins.dp}", key="ep",
+                         found=pins.ep)
+
+
 def _check_schedule(pins: Pins, chain: Chain, workload: Workload) -> None:
-    interleaved = pins.schedule is Schedule.INTERLEAVED or (pins.virtual_stages or 1) > 1
-    if pins.schedule is not None and pins.schedule is not Schedule.INTERLEAVED and (pins.virtual_stages or 1) > 1:
-        raise InputError(f"only interleaved 1F1B has virtual stages, not {pins.schedule.value}", key="virtual_stages",
-                         found=pins.virtual_stages)
-    if interleaved and pins.pp == 1:
-        raise InputError("interleaved 1F1B needs at least 2 stages", key="pp", found=1)
-    if interleaved and pins.virtual_stages == 1:
-        raise InputError("interleaved 1F1B needs at least 2 virtual stages", key="virtual_stages", found=1)
-    if not interleaved or pins.pp is None:
+    schedule = pins.schedule or (Schedule.INTERLEAVED if (pins.virtual_stages or 1) > 1 else Schedule.ONE_F_ONE_B)
+    if schedule.splits_backward and pins.recompute is Recompute.FULL:
+        raise InputError("full recompute would bring back what a zero-bubble schedule must then hold for the weights' "
+                         "gradients", key="recompute", found="full", allowed="none, selective")
+    if not schedule.chunked:
+        if (pins.virtual_stages or 1) > 1:
+            raise InputError(f"only interleaved 1F1B has virtual stages, not {schedule.value}", key="virtual_stages",
+                             found=pins.virtual_stages)
+        return
+    name = "zero-bubble V" if schedule is Schedule.ZB_V else "interleaved 1F1B"
+    if pins.pp == 1:
+        raise InputError(f"{name} needs at least 2 stages", key="pp", found=1)
+    if pins.virtual_stages == 1:
+        raise InputError(f"{name} needs at least 2 virtual stages", key="virtual_stages", found=1)
+    if pins.pp is None:
         return
     v = pins.virtual_stages or 1
     if v > 1 and not interleaved_slots(chain, pins.pp, v):
-        raise InputError(f"interleaved 1F1B needs equal chunks; {chain.count} layers ({chain.length} with both ends) "
-                         f"don't divide into {pins.pp} stages of {v}", key="virtual_stages", found=v)
+        raise InputError(f"{name} needs equal chunks; {chain.count} layers ({chain.length} with both ends) don't divide "
+                         f"into {pins.pp} stages of {v}", key="virtual_stages", found=v)
     m = pins.num_micro_batches
     if m is None and pins.dp is not None and pins.micro_batch_size is not None:
         m = workload.global_batch_size // (pins.dp * pins.micro_batch_size)
     if m is not None and pins.virtual_stages is not None:
-        reason = legal(Schedule.INTERLEAVED, pins.pp, m, v, v)
+        reason = legal(schedule, pins.pp, m, v, v)
         if reason:
             raise InputError(reason, key="schedule")
 

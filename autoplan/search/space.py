@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain as chained
+from math import gcd, prod
 
 from autoplan.cluster import Cluster, Mesh, mesh, meshes, submesh_sizes
 from autoplan.cluster.mesh import divisors
-from autoplan.cost.schedules import legal
+from autoplan.cost.schedules import V_CHUNKS, legal
 from autoplan.errors import InputError
-from autoplan.model.graph import LayerClass, ModelGraph
+from autoplan.model.graph import EXPERTS, LayerClass, ModelGraph
 from autoplan.runtimes import Runtime
+from autoplan.search.recipes import degrees_of, recipes, replicas
 from autoplan.workload import Recompute, Schedule, Workload
 
 LARGEST_MICRO_BATCH = 64  # sequences a replica; larger ones only add memory
@@ -28,6 +31,11 @@ class Chain:
     last: LayerClass
     count: int
     tied: tuple[str, str] | None
+
+    @property
+    def experts(self) -> int:
+        """Experts of a layer, 0 where there are none."""
+        return max((op.static_sizes[EXPERTS] for op in self.layer.ops if op.kind == "experts"), default=0)
 
     @property
     def length(self) -> int:
@@ -56,15 +64,18 @@ def _owner(layer: LayerClass, param_name: str) -> str:
 
 @dataclass(frozen=True)
 class Pins:
-    """What the user fixed; None is free. Degrees name a recipe: tp, dp, cp and sequence_parallel fix the roles.
+    """What the user fixed; None is free. Degrees and sequence_parallel name a recipe: they fix the roles.
 
-    layers: how many equal layers each of the pp stages holds.
+    ep: devices that the experts of a layer are spread over. etp: devices that share one expert, 1 or tp. layers: how
+    many equal layers each of the pp stages holds. shard: ranks over which ZeRO splits (hybrid sharding), a part of dp.
     """
 
     tp: int | None = None
     pp: int | None = None
     dp: int | None = None
     cp: int | None = None
+    ep: int | None = None
+    etp: int | None = None
     micro_batch_size: int | None = None
     num_micro_batches: int | None = None
     recompute: Recompute | None = None
@@ -73,19 +84,21 @@ class Pins:
     schedule: Schedule | None = None
     virtual_stages: int | None = None
     layers: tuple[int, ...] | None = None
+    shard: int | None = None
 
     @property
     def fixes_roles(self) -> bool:
         """Whether a pin demands a named recipe, so that the ILP isn't free to choose shardings."""
-        return (self.tp, self.dp, self.cp, self.sequence_parallel) != (None, None, None, None)
+        fixed = (self.tp, self.dp, self.cp, self.ep, self.etp, self.sequence_parallel)
+        return any(value is not None for value in fixed)
 
 
 @dataclass(frozen=True)
 class Candidate:
     """One uniform way to run: p equal submeshes with one logical mesh.
 
-    micro_batch_size: sequences one replica runs at a time, where mesh axis 0 is data parallel. roles: a role of the
-    runtime an axis, or None where the ILP chooses. layers: the equal layers of each stage, or None where that is free.
+    micro_batch_size: sequences one data-parallel replica runs at a time. roles: a role of the runtime an
+    axis, or None where the ILP chooses. layers: the equal layers of each stage, or None where that is free.
     """
 
     mesh: Mesh
@@ -100,7 +113,12 @@ class Candidate:
     @property
     def micro_batch(self) -> int:
         """Sequences of one micro-batch over all replicas."""
-        return self.micro_batch_size * self.mesh.shape[0]
+        return self.micro_batch_size * replicas(self.mesh)
+
+    @property
+    def joined(self) -> bool:
+        """Whether the first stage holds the chain's last layer, too."""
+        return self.num_stages == 1 or self.schedule is Schedule.ZB_V
 
 
 def candidates(chain_: Chain, cluster: Cluster, workload: Workload, runtime: Runtime, pins: Pins, *,
@@ -112,9 +130,12 @@ def candidates(chain_: Chain, cluster: Cluster, workload: Workload, runtime: Run
     for p in divisors(total):
         if p > chain_.count or total // p not in sizes or pins.pp not in (None, p):
             continue
-        for shape in _meshes(cluster, total // p, pins):
+        shapes = _meshes(cluster, total // p, pins)
+        if named:
+            shapes = chained.from_iterable(_with_expert_axis(cluster, one, chain_, pins) for one in shapes)
+        for shape in shapes:
             for size in _micro_batch_sizes(workload, shape, pins):
-                m = workload.global_batch_size // (shape.shape[0] * size)
+                m = workload.global_batch_size // (replicas(shape) * size)
                 if pins.num_micro_batches not in (None, m):
                     continue
                 if not named:
@@ -122,7 +143,7 @@ def candidates(chain_: Chain, cluster: Cluster, workload: Workload, runtime: Run
                     if plain and size <= LARGEST_FREE_MICRO_BATCH:
                         yield Candidate(shape, p, size, m, None, layers=pins.layers)
                     continue
-                for roles in roles_of(shape, pins):
+                for roles in roles_of(shape, chain_, pins):
                     for schedule, v in _schedules(chain_, runtime, p, m, pins):
                         yield Candidate(shape, p, size, m, roles, schedule, v, pins.layers)
 
@@ -142,29 +163,60 @@ def _meshes(cluster: Cluster, num_devices: int, pins: Pins) -> Iterator[Mesh]:
             yield one
 
 
+def _with_expert_axis(cluster: Cluster, one: Mesh, chain_: Chain, pins: Pins) -> Iterator[Mesh]:
+    """Yield a mesh as it is, and with an axis of its own for experts, taken out of the data axis.
+
+    Unless ep is fixed, experts are spread within a node, or as far as they and the data axis go.
+    """
+    yield one
+    dp, *rest = one.shape
+    largest = gcd(dp, chain_.experts)
+    for size in divisors(largest)[1:]:
+        within = size * prod(rest) <= cluster.gpus_per_node
+        if not (within or size == largest if pins.ep is None else pins.ep in (size, size * rest[-1])):
+            continue
+        try:
+            yield mesh(cluster, (dp // size, size, *rest), ("data", "expert", *one.names[1:]))
+        except ValueError:  # spread unevenly over nodes
+            continue
+
+
 def _micro_batch_sizes(workload: Workload, shape: Mesh, pins: Pins) -> tuple[int, ...]:
-    if workload.global_batch_size % shape.shape[0]:
+    if workload.global_batch_size % replicas(shape):
         return ()
-    sizes = divisors(workload.global_batch_size // shape.shape[0])
+    sizes = divisors(workload.global_batch_size // replicas(shape))
     if pins.micro_batch_size is not None:
         return tuple(size for size in sizes if size == pins.micro_batch_size)
     return tuple(size for size in sizes if size <= LARGEST_MICRO_BATCH)
 
 
-def roles_of(shape: Mesh, pins: Pins) -> tuple[tuple[str, ...], ...]:
-    """Return the named recipes of a mesh: a role of the runtime for each axis."""
-    before = ("data",) if len(shape.shape) == 2 else ("data", "context")
-    if shape.shape[-1] == 1:
-        return ((*before, "tensor"),) if not pins.sequence_parallel else ()
-    kinds = [("tensor", False), ("tensor_sequence", True)]
-    return tuple((*before, role) for role, sp in kinds if pins.sequence_parallel in (None, sp))
+def roles_of(shape: Mesh, chain_: Chain, pins: Pins) -> tuple[tuple[str, ...], ...]:
+    """Return the named recipes of a mesh that the pins leave: a role of the runtime for each axis.
+
+    Where tensor parallelism and experts spread over devices meet, sequences are split too unless that is ruled out: all
+    of a group's devices would send the same tokens (Megatron-LM demands it).
+    """
+    return tuple(roles for roles in recipes(shape, experts=chain_.experts > 0) if _allowed(shape, roles, chain_, pins))
+
+
+def _allowed(shape: Mesh, roles: tuple[str, ...], chain_: Chain, pins: Pins) -> bool:
+    found = degrees_of(shape, roles, experts=chain_.experts > 0)
+    spread = found.ep > 1 and found.tp > 1
+    sequence = pins.sequence_parallel if pins.sequence_parallel is not None else (True if spread else None)
+    return (sequence in (None, found.sequence_parallel) and pins.ep in (None, found.ep)
+            and (not chain_.experts or (pins.etp in (None, found.etp) and chain_.experts % found.ep == 0)))
 
 
 def _schedules(chain_: Chain, runtime: Runtime, p: int, m: int, pins: Pins) -> Iterator[tuple[Schedule, int]]:
     if pins.schedule in (None, Schedule.ONE_F_ONE_B) and pins.virtual_stages in (None, 1):
         yield Schedule.ONE_F_ONE_B, 1
-    if pins.schedule is Schedule.GPIPE and pins.virtual_stages in (None, 1):
-        yield Schedule.GPIPE, 1
+    asked = pins.schedule in (Schedule.GPIPE, Schedule.ZB_H1, Schedule.ZB_H2) and pins.schedule
+    if asked and pins.virtual_stages in (None, 1):
+        yield asked, 1
+    if pins.schedule is Schedule.ZB_V:
+        slots = interleaved_slots(chain_, p, V_CHUNKS)
+        if slots and legal(Schedule.ZB_V, p, m, V_CHUNKS, slots * V_CHUNKS) is None:
+            yield Schedule.ZB_V, V_CHUNKS
     if pins.schedule not in (None, Schedule.INTERLEAVED) or pins.layers is not None:
         return
     if Schedule.INTERLEAVED not in runtime.schedules:
@@ -187,8 +239,10 @@ def interleaved_slots(chain_: Chain, num_stages: int, virtual_stages: int) -> in
     return chain_.length // parts if chain_.length % parts == 0 else 0
 
 
-def interleaved_layers(chain_: Chain, num_stages: int, virtual_stages: int) -> tuple[int, ...]:
-    """Return the number of equal layers that each stage holds when its chunks are interleaved."""
-    each = interleaved_slots(chain_, num_stages, virtual_stages) * virtual_stages
-    ends = 0 if chain_.count == each * num_stages else 1
-    return tuple(each - ends * ((index == 0) + (index == num_stages - 1)) for index in range(num_stages))
+def chunked_layers(chain_: Chain, candidate: Candidate) -> tuple[int, ...]:
+    """Return the number of equal layers that each stage holds under a schedule with chunks."""
+    p, v = candidate.num_stages, candidate.virtual_stages
+    each = interleaved_slots(chain_, p, v) * v
+    ends = 0 if chain_.count == each * p else 1
+    tail = 0 if candidate.joined else p - 1
+    return tuple(each - ends * ((index == 0) + (index == tail)) for index in range(p))
