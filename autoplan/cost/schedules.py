@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from autoplan.workload import Schedule
 
-V_CHUNKS = 2  # of a stage under zero-bubble V: stage i holds chunks i and 2p − 1 − i of the model
+V_CHUNKS = 2  # of a stage under zero-bubble V
 
 
 def in_flight(schedule: Schedule, stage: int, num_stages: int, num_micro_batches: int,
@@ -31,6 +31,14 @@ def in_flight(schedule: Schedule, stage: int, num_stages: int, num_micro_batches
     if schedule is Schedule.ONE_F_ONE_B:
         return float(min(m, p - stage + (extra if p > 1 else 0)))
     return min(m * v, 2 * (p - stage - 1) + (v - 1) * p + 1) / v
+
+
+def position(schedule: Schedule, stage: int, chunk: int, num_stages: int) -> int:
+    """Return where in the model's row of chunks a stage's chunk is: round robin, but under zero-bubble V there and
+    back again."""
+    if schedule is Schedule.ZB_V and chunk == 1:
+        return 2 * num_stages - 1 - stage
+    return chunk * num_stages + stage
 
 
 def _ahead(schedule: Schedule, num_stages: int) -> int:

@@ -75,8 +75,9 @@ def _layers(plan: Plan) -> Iterator[str]:
     if not whole:
         return
     expected = 0
+    there_and_back = plan.parallelism.schedule is Schedule.ZB_V
     for number in range(plan.parallelism.virtual_stages):
-        for stage in plan.stages:
+        for stage in reversed(plan.stages) if there_and_back and number == 1 else plan.stages:
             first, last = stage.chunks[number]
             if first != expected:
                 what = "is covered twice" if first < expected else "is covered by no stage"
@@ -91,7 +92,7 @@ def _layers(plan: Plan) -> Iterator[str]:
 def _degrees(plan: Plan) -> Iterator[str]:
     if plan.parallelism.pp != len(plan.stages):
         yield f"parallelism.pp: is {plan.parallelism.pp}, but there are {len(plan.stages)} stages"
-    if (plan.parallelism.virtual_stages > 1) != (plan.parallelism.schedule is Schedule.INTERLEAVED):
+    if (plan.parallelism.virtual_stages > 1) != plan.parallelism.schedule.chunked:
         yield (f"parallelism.virtual_stages: {plan.parallelism.virtual_stages} doesn't go with the schedule "
                f"{plan.parallelism.schedule.value}")
     for stage in plan.stages:
@@ -162,6 +163,13 @@ def _times(plan: Plan) -> Iterator[str]:
         busy = time.micro_batch_s * plan.parallelism.num_micro_batches + time.step_s
         yield from _sum(f"stages[{stage.index}].time.breakdown", time.breakdown.model_dump().values(), busy,
                         "micro_batch_s × num_micro_batches + step_s")
+        if time.forward_s + time.weight_gradient_s > time.micro_batch_s * (1 + TOLERANCE):
+            yield (f"stages[{stage.index}].time: forward_s and weight_gradient_s are more than micro_batch_s, "
+                   f"{time.micro_batch_s:g} s")
+        alone = busy - time.breakdown.p2p_s
+        if predicted.simulated_time_s < alone * (1 - TOLERANCE):
+            yield (f"predicted.simulated_time_s: {predicted.simulated_time_s:g} s is less than stage {stage.index} "
+                   f"works, {alone:g} s")
 
 
 def _memory(plan: Plan) -> Iterator[str]:

@@ -57,6 +57,7 @@ class ClusterInfo(_Part):
     num_devices: Degree
     num_nodes: Degree
     gpus_per_node: Degree
+    nics_per_node: Degree
     device_memory_bytes: Degree
 
 
@@ -146,11 +147,13 @@ class Predicted(_Part):
 
     Per device: of the cluster's devices, used or not. mfu: model FLOPs (without recompute) over these devices' dense
     peak at the plan's precision, a fraction. By the field's convention (PaLM, appendix B) it counts attention in full,
-    so on very long causal sequences it may pass 1. physical_limit_s: the FLOPs that a causal mask leaves, at that peak
+    so on very long causal sequences it may pass 1. simulated_time_s: the iteration replayed event by event, which
+    iteration_time_s gives in closed form. physical_limit_s: the FLOPs that a causal mask leaves, at that peak
     on all devices. peak_memory_bytes: of the fullest stage.
     """
 
     iteration_time_s: Annotated[float, Field(gt=0)]
+    simulated_time_s: Annotated[float, Field(gt=0)]
     tokens_per_s: Seconds
     tokens_per_s_per_device: Seconds
     model_tflops_per_device: Seconds
@@ -195,9 +198,14 @@ class MeshInfo(_Part):
 
 
 class StageTime(_Part):
-    """Seconds of one micro-batch (forward and backward), and of what happens once a step."""
+    """Seconds of one micro-batch (forward and backward), and of what happens once a step.
+
+    Of micro_batch_s, forward_s is the forward pass and weight_gradient_s what zero-bubble schedules put off.
+    """
 
     micro_batch_s: Seconds
+    forward_s: Seconds
+    weight_gradient_s: Seconds
     step_s: Seconds
     breakdown: StageBreakdown
 
@@ -232,7 +240,7 @@ class StageMemory(_Part):
 class Stage(_Part):
     """A pipeline stage: some layers on some devices.
 
-    chunks: the layer ranges the stage holds, one unless the schedule is interleaved. layers: the first chunk.
+    chunks: the layer ranges the stage holds, one unless the schedule has virtual stages. layers: the first chunk.
     shardings: layouts by `<layer class>.<operator>`.
     """
 

@@ -11,17 +11,18 @@ from numpy.typing import NDArray
 
 from autoplan.cluster import Cluster
 from autoplan.cost.memory import StateBytes, itemised
-from autoplan.cost.schedules import pipeline_time
 from autoplan.intraop.layer_problem import LayerProblem, ParamNode
 from autoplan.intraop.overlap import Passes, passes
 from autoplan.intraop.strategies import OpStrategies
 from autoplan.intraop.terms import NUM_TERMS, Criterion, Term
 from autoplan.model.facts import forward_flops_per_token, parameters, unmasked_flops_per_token
 from autoplan.plan import schema
-from autoplan.search.naming import degrees, used_tables
+from autoplan.search.naming import degrees
 from autoplan.search.pricer import Pricer
 from autoplan.search.solve import Solution, StageSolution
 from autoplan.sharding import PARTIAL, spec
+from autoplan.simulate import replay
+from autoplan.simulate.plans import pipeline
 from autoplan.version import __version__
 from autoplan.workload import Recompute
 
@@ -45,27 +46,34 @@ def plan_of(pricer: Pricer, solution: Solution, *, search: schema.SearchInfo, ti
     counted = parameters(model)
     placed = devices(cluster, [stage.mesh.num_devices for stage in solution.stages])
     stages = tuple(_stage(index, stage, placed[index], solution) for index, stage in enumerate(solution.stages))
+    shown = _cluster(cluster)
+    how = _parallelism(solution, stages)
+    simulated = replay(pipeline(stages, how, shown, pricer.runtime)).step_time
     return schema.Plan(
         autoplan_version=__version__,
         model=schema.ModelInfo(name=model.name, num_layers=model.num_layers,
                                parameters=schema.Parameters(total=counted["total"], active=counted["active"])),
-        cluster=schema.ClusterInfo(
-            name=cluster.name, device=cluster.device.name, num_devices=cluster.num_devices,
-            num_nodes=cluster.num_nodes, gpus_per_node=cluster.gpus_per_node,
-            device_memory_bytes=cluster.device.memory_bytes),
+        cluster=shown,
         workload=schema.WorkloadInfo(
             global_batch_size=workload.global_batch_size, seq_len=workload.seq_len, precision=workload.precision,
             optimizer=workload.optimizer, grad_dtype=workload.accumulated, reduce_dtype=workload.travelling,
             attention=pricer.attention, dropout=workload.dropout),
         runtime=pricer.runtime.name,
-        parallelism=_parallelism(solution, stages),
-        predicted=_predicted(pricer, solution, stages),
+        parallelism=how,
+        predicted=_predicted(pricer, solution, stages, simulated),
         stages=stages,
         search=search,
         timing=timing,
         alternatives=tuple(_alternative(pricer, other) for other in alternatives),
         notes=tuple(notes),
     )
+
+
+def _cluster(cluster: Cluster) -> schema.ClusterInfo:
+    return schema.ClusterInfo(
+        name=cluster.name, device=cluster.device.name, num_devices=cluster.num_devices, num_nodes=cluster.num_nodes,
+        gpus_per_node=cluster.gpus_per_node, nics_per_node=cluster.node.nics,
+        device_memory_bytes=cluster.device.memory_bytes)
 
 
 def devices(cluster: Cluster, sizes: Sequence[int]) -> list[tuple[int, ...]]:
@@ -90,14 +98,15 @@ def _parallelism(solution: Solution, stages: Sequence[schema.Stage]) -> schema.P
         virtual_stages=solution.virtual_stages, **shared)
 
 
-def _predicted(pricer: Pricer, solution: Solution, stages: Sequence[schema.Stage]) -> schema.Predicted:
+def _predicted(pricer: Pricer, solution: Solution, stages: Sequence[schema.Stage],
+               simulated: float) -> schema.Predicted:
     cluster, workload = pricer.cluster, pricer.workload
     time = solution.objective
-    flops = 3.0 * forward_flops_per_token(pricer.chain.model, workload.seq_len) * workload.tokens
-    peak = pricer.costs.peak(workload.precision.value) * cluster.num_devices
+    flops, peak = _flops_and_peak(pricer)
     breakdown = _breakdown(solution)
     return schema.Predicted(
         iteration_time_s=time,
+        simulated_time_s=simulated,
         tokens_per_s=workload.tokens / time,
         tokens_per_s_per_device=workload.tokens / time / cluster.num_devices,
         model_tflops_per_device=flops / time / cluster.num_devices / 1e12,
@@ -109,6 +118,13 @@ def _predicted(pricer: Pricer, solution: Solution, stages: Sequence[schema.Stage
     )
 
 
+def _flops_and_peak(pricer: Pricer) -> tuple[float, float]:
+    """Return the model FLOPs of a step, and the peak FLOP/s of all devices."""
+    workload = pricer.workload
+    flops = 3.0 * forward_flops_per_token(pricer.chain.model, workload.seq_len) * workload.tokens
+    return flops, pricer.costs.peak(workload.precision.value) * pricer.cluster.num_devices
+
+
 def _breakdown(solution: Solution) -> schema.Breakdown:
     """Split the step time: the slowest stage's micro-batches, the bubble, the slowest once-a-step work."""
     m = solution.num_micro_batches
@@ -117,8 +133,7 @@ def _breakdown(solution: Solution) -> schema.Breakdown:
     parts = {key: m * value for key, value in stage_seconds(slowest, solution.virtual_stages).micro_batch.items()}
     for key, value in stage_seconds(exposed, solution.virtual_stages).step.items():
         parts[key] = parts.get(key, 0.0) + value
-    busy = pipeline_time(solution.schedule, [stage.time for stage in solution.stages], m, solution.virtual_stages)
-    return schema.Breakdown(bubble_s=max(0.0, busy - m * slowest.time), **parts)
+    return schema.Breakdown(bubble_s=max(0.0, solution.pipeline - m * slowest.time), **parts)
 
 
 def _stage(index: int, stage: StageSolution, ids: tuple[int, ...], solution: Solution) -> schema.Stage:
@@ -139,10 +154,10 @@ def _stage(index: int, stage: StageSolution, ids: tuple[int, ...], solution: Sol
             sequence_parallel=named and named.sequence_parallel, zero=stage.zero,
             micro_batch_size=named and stage.micro_batch_size, recompute=stage.recompute,
             recipe=named and named.recipe),
-        time=schema.StageTime(micro_batch_s=stage.time, step_s=stage.step,
-                              breakdown=schema.StageBreakdown(**both)),
+        time=schema.StageTime(micro_batch_s=stage.time, forward_s=stage.forward, weight_gradient_s=stage.weight,
+                              step_s=stage.step, breakdown=schema.StageBreakdown(**both)),
         memory=memory_of(stage),
-        shardings={key: value for table, row in used_tables(stage)
+        shardings={key: value for table, row in stage.used
                    for key, value in _shardings(table.problem, table.choice[row]).items()},
     )
 
@@ -150,7 +165,7 @@ def _stage(index: int, stage: StageSolution, ids: tuple[int, ...], solution: Sol
 def stage_terms(stage: StageSolution) -> Array:
     """Return the summed cost vector [NUM_TERMS] of all layers of a stage."""
     total = np.zeros(NUM_TERMS)
-    for table, row in used_tables(stage):
+    for table, row in stage.used:
         times = stage.layers if table is stage.table.layer else 1
         total += times * table.problem.terms(table.choice[row])
     return total
@@ -163,7 +178,7 @@ def stage_seconds(stage: StageSolution, virtual_stages: int) -> StageSeconds:
     between layers, and the sum over both copies of tied embeddings.
     """
     terms, spent, launch, again = np.zeros(NUM_TERMS), Passes(*np.zeros(6)), 0.0, 0.0
-    for table, row in used_tables(stage):
+    for table, row in stage.used:
         times = stage.layers if table is stage.table.layer else 1
         layer = table.problem.terms(table.choice[row])
         setting = table.problem.setting
@@ -253,9 +268,9 @@ def _param_spec(node: ParamNode, strategy: int, names: tuple[str, ...], problem:
 def _alternative(pricer: Pricer, solution: Solution) -> schema.Alternative:
     placed = devices(pricer.cluster, [stage.mesh.num_devices for stage in solution.stages])
     stages = [_stage(index, stage, placed[index], solution) for index, stage in enumerate(solution.stages)]
-    predicted = _predicted(pricer, solution, stages)
+    flops, peak = _flops_and_peak(pricer)
     return schema.Alternative(
         parallelism=_parallelism(solution, stages),
         predicted=schema.AlternativePrediction(
-            iteration_time_s=predicted.iteration_time_s, mfu=predicted.mfu,
-            peak_memory_bytes=predicted.peak_memory_bytes))
+            iteration_time_s=solution.objective, mfu=flops / solution.objective / peak,
+            peak_memory_bytes=max(stage.memory.total_bytes for stage in stages)))

@@ -45,8 +45,12 @@ class MemoryPrices:
     budget: Array
 
 
-def objective(stages: UniformStages, num_micro_batches: int, prices: MemoryPrices | None = None) -> Array:
-    """Return for each variant Σ + (m − 1) · slowest + step, inf where the layers don't fit, [V]."""
+def objective(stages: UniformStages, num_micro_batches: int, prices: MemoryPrices | None = None, *,
+              bubble: bool = True) -> Array:
+    """Return for each variant Σ + (m − 1) · slowest + step, inf where the layers don't fit, [V].
+
+    bubble: False leaves the pipeline's bubble out: m · slowest + step, which no schedule is faster than.
+    """
     p, count = stages.num_stages, stages.count
     fixed = np.repeat(stages.middle[:, None], p, axis=1)
     fixed[:, 0], fixed[:, -1] = stages.first, stages.last
@@ -79,12 +83,16 @@ def objective(stages: UniformStages, num_micro_batches: int, prices: MemoryPrice
         high = np.where(good, half, high)
         low = np.where(good, low, np.minimum(half + 1, high))
     slowest = limits[rows, high]
-    return np.where(possible, total + (num_micro_batches - 1) * slowest + stages.step, np.inf)
+    busy = (total if bubble else slowest) + (num_micro_batches - 1) * slowest
+    return np.where(possible, busy + stages.step, np.inf)
 
 
-def interleaved_objective(stages: UniformStages, layers: Sequence[int], num_micro_batches: int,
-                          virtual_stages: int) -> Array:
-    """Return each variant's step time with `layers` [p] on the stages, in v chunks each; inf where they don't fit."""
+def chunked_objective(stages: UniformStages, layers: Sequence[int], num_micro_batches: int,
+                      virtual_stages: float) -> Array:
+    """Return each variant's step time with `layers` [p] on the stages, in v chunks each; inf where they don't fit.
+
+    virtual_stages: those of interleaved 1F1B, by which its bubble shrinks; inf leaves the bubble out.
+    """
     p = stages.num_stages
     each = np.array(layers)
     fixed = np.repeat(stages.middle[:, None], p, axis=1)

@@ -74,13 +74,15 @@ class Limits:
         return time.monotonic() > self.deadline
 
 
-def policies(pricer: Pricer, pinned: Recompute | None) -> tuple[Recompute, ...]:
-    """Return the recompute policies worth pricing: with fused attention, selective keeps no less than none."""
+def policies(pricer: Pricer, pinned: Recompute | None, schedule: Schedule | None = None) -> tuple[Recompute, ...]:
+    """Return the recompute policies worth pricing under the schedule asked for: with fused attention, selective keeps
+    no less than none; what full recompute brings back must not wait for weights' gradients that are put off."""
     if pinned is not None:
         return (pinned,)
-    if pricer.attention.fused:
-        return (Recompute.NONE, Recompute.FULL)
-    return tuple(Recompute)
+    useless = {Recompute.SELECTIVE} if pricer.attention.fused else set()
+    if schedule is not None and schedule.splits_backward:
+        useless |= {Recompute.FULL}
+    return tuple(one for one in Recompute if one not in useless)
 
 
 def zero_stages(pricer: Pricer, candidate: Candidate, pinned: int | None) -> tuple[int, ...]:
@@ -123,7 +125,7 @@ def _bound(pricer: Pricer, named: Sequence[Candidate], pins: Pins, limits: Limit
     variants: list[Variant] = []
     for done, candidate in enumerate(named, 1):
         stages = zero_stages(pricer, candidate, pins.zero)
-        kinds = policies(pricer, pins.recompute)
+        kinds = policies(pricer, pins.recompute, pins.schedule)
         outcome.candidates += len(stages) * len(kinds)
         bounded = probe.bounds(pricer, candidate, kinds, stages)
         outcome.pruned += len(stages) * len(kinds) - len(bounded)
@@ -155,6 +157,8 @@ def _solve(pricer: Pricer, variants: Iterable[Variant], limits: Limits, outcome:
             outcome.lower_bound = min(outcome.lower_bound, variant.bound)
             break
         found = solve(pricer, variant.candidate, variant.recompute, variant.zero, upper_bound=threshold)
+        if variant.candidate.schedule.splits_backward:  # another cut may be better
+            outcome.lower_bound = min(outcome.lower_bound, variant.bound)
         if found is None:
             outcome.lower_bound = min(outcome.lower_bound, max(variant.bound, threshold))
             continue

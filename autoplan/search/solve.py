@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoplan.cluster import Axis, Cluster, Mesh, boundary
-from autoplan.cost.schedules import in_flight, pipeline_time
+from autoplan.cost.schedules import in_flight, pipeline_time, position
 from autoplan.interop import partition
-from autoplan.intraop.tables import StageTable
-from autoplan.intraop.terms import Criterion
+from autoplan.intraop.overlap import passes
+from autoplan.intraop.tables import LayerTable, StageTable
+from autoplan.intraop.terms import Criterion, Term
 from autoplan.runtimes import Runtime
 from autoplan.search.pricer import Pricer
 from autoplan.search.space import Candidate, interleaved_slots
@@ -59,6 +60,35 @@ class StageSolution:
         """Whether it holds the chain's last layer."""
         return sum(b - a + 1 for a, b in self.chunks) > self.layers + self.first
 
+    @cached_property
+    def used(self) -> tuple[tuple[LayerTable, int], ...]:
+        """The tables the stage uses, first layer to last, with the row it uses of each."""
+        rows = self.table.combinations(self.first, self.last, self.layers > 0)
+        parts = ((self.table.first, rows.first), (self.table.layer, rows.layer),
+                 (self.table.whole if self.first else self.table.last, rows.last))
+        return tuple((table, int(index[self.row])) for table, index in parts if index[self.row] >= 0)
+
+    @cached_property
+    def forward(self) -> float:
+        """Of `time`, the seconds of the forward pass with its collectives and half of the parameters' gathers; what
+        is waited for between layers that are laid out differently counts as backward."""
+        seconds = 0.0
+        for table, row in self.used:
+            setting = table.problem.setting
+            spent = passes(table.problem.terms(table.choice[row]), table.policy.recompute, setting.runtime,
+                           setting.tensor_ranks)
+            seconds += self._times(table) * float(spent.forward + spent.gather / 2)
+        return seconds
+
+    @cached_property
+    def weight(self) -> float:
+        """Of `time`, the seconds of the weights' gradients."""
+        return sum(self._times(table) * float(table.problem.terms(table.choice[row])[Term.WEIGHT_GRADIENT])
+                   for table, row in self.used)
+
+    def _times(self, table: LayerTable) -> int:
+        return self.layers if table is self.table.layer else 1
+
 
 @dataclass(frozen=True)
 class Solution:
@@ -70,11 +100,19 @@ class Solution:
     virtual_stages: int
 
     @cached_property
+    def pipeline(self) -> float:
+        """Seconds of a step's micro-batches."""
+        times = [stage.time for stage in self.stages]
+        if not self.schedule.splits_backward:
+            return pipeline_time(self.schedule, times, self.num_micro_batches, self.virtual_stages)
+        return pipeline_time(self.schedule, times, self.num_micro_batches, self.virtual_stages,
+                             forward=[stage.forward for stage in self.stages],
+                             weight=[stage.weight for stage in self.stages])
+
+    @cached_property
     def objective(self) -> float:
         """Seconds of one step: the pipeline's time and the slowest stage's once-a-step work."""
-        times = [stage.time for stage in self.stages]
-        return (pipeline_time(self.schedule, times, self.num_micro_batches, self.virtual_stages)
-                + max(stage.step for stage in self.stages))
+        return self.pipeline + max(stage.step for stage in self.stages)
 
     @property
     def fits(self) -> bool:
@@ -156,20 +194,24 @@ class UniformCosts:
 
 def solve(pricer: Pricer, candidate: Candidate, recompute: Recompute, zero: int, *,
           upper_bound: float = float("inf")) -> Solution | None:
-    """Cut the chain into the candidate's stages; None where nothing fits or is below `upper_bound` seconds."""
+    """Cut the chain into the candidate's stages; None where nothing fits or is below `upper_bound` seconds.
+
+    Zero-bubble H1 and H2 take the cut that is best under 1F1B with their memory, which needn't be their own best.
+    """
     link = neighbour(pricer.cluster, candidate.mesh.num_devices)
     table = pricer.stage_table(candidate, recompute, zero, link)
     if table is None:
         return None
-    if candidate.schedule is Schedule.INTERLEAVED or candidate.layers is not None:
+    if candidate.schedule.chunked or candidate.layers is not None:
         found = _cut_as_given(pricer, candidate, table, zero)
         return found if found.fits and found.objective < upper_bound else None
-    p = candidate.num_stages
+    p, exact = candidate.num_stages, not candidate.schedule.splits_backward
     cut = partition(UniformCosts(pricer, candidate, table), num_micro_batches=candidate.num_micro_batches, num_quanta=p,
-                    max_stages=p, num_stages=p, upper_bound=upper_bound)
+                    max_stages=p, num_stages=p, upper_bound=upper_bound if exact else float("inf"))
     if cut is None:
         return None
-    return assemble(pricer, candidate, table, zero, [((stage.first, stage.last),) for stage in cut.stages])
+    found = assemble(pricer, candidate, table, zero, [((stage.first, stage.last),) for stage in cut.stages])
+    return found if exact or found.objective < upper_bound else None
 
 
 def fallback(pricer: Pricer, candidate: Candidate, recompute: Recompute, zero: int) -> Solution | None:
@@ -182,9 +224,9 @@ def fallback(pricer: Pricer, candidate: Candidate, recompute: Recompute, zero: i
 
 
 def _cut_as_given(pricer: Pricer, candidate: Candidate, table: StageTable, zero: int) -> Solution:
-    """Cut the chain as the candidate says: interleaved, into the layers it gives, or else equally."""
-    if candidate.schedule is Schedule.INTERLEAVED:
-        return interleaved(pricer, candidate, table, zero)
+    """Cut the chain as the candidate says: into chunks, into the layers it gives, or else equally."""
+    if candidate.schedule.chunked:
+        return chunked(pricer, candidate, table, zero)
     count, p = pricer.chain.count, candidate.num_stages
     equal = [count // p + (index < count % p) for index in range(p)]
     return assemble(pricer, candidate, table, zero, given_cut(candidate.layers or equal))
@@ -198,8 +240,8 @@ def given_cut(layers: Sequence[int]) -> list[tuple[Chunk, ...]]:
     return [((int(a), int(b) - 1),) for a, b in zip(starts, ends, strict=True)]
 
 
-def interleaved(pricer: Pricer, candidate: Candidate, table: StageTable, zero: int) -> Solution:
-    """Give every stage v equal chunks, round robin (see `space.interleaved_slots`)."""
+def chunked(pricer: Pricer, candidate: Candidate, table: StageTable, zero: int) -> Solution:
+    """Give every stage v equal chunks, where its schedule places them (see `space.interleaved_slots`)."""
     p, v, n = candidate.num_stages, candidate.virtual_stages, pricer.chain.length
     each = interleaved_slots(pricer.chain, p, v)
     ends_on_top = pricer.chain.count == each * p * v
@@ -209,8 +251,8 @@ def interleaved(pricer: Pricer, candidate: Candidate, table: StageTable, zero: i
     stops = np.cumsum(sizes)
     starts = np.concatenate([[0], stops[:-1]])
     assert stops[-1] == n
-    cuts = [tuple((int(starts[chunk]), int(stops[chunk]) - 1) for chunk in range(stage, p * v, p))
-            for stage in range(p)]
+    held = [[position(candidate.schedule, stage, chunk, p) for chunk in range(v)] for stage in range(p)]
+    cuts = [tuple((int(starts[at]), int(stops[at]) - 1) for at in places) for places in held]
     return assemble(pricer, candidate, table, zero, cuts)
 
 

@@ -59,14 +59,6 @@ def order(schedule: Schedule, stage: int, num_stages: int, num_micro_batches: in
     return _vee(stage, p, m) if schedule is Schedule.ZB_V else _interleaved(stage, p, m, v)
 
 
-def position(schedule: Schedule, stage: int, chunk: int, num_stages: int) -> int:
-    """Return where in the model's row of chunks a stage's chunk is: round robin, but under zero-bubble V there and
-    back again."""
-    if schedule is Schedule.ZB_V and chunk == 1:
-        return 2 * num_stages - 1 - stage
-    return chunk * num_stages + stage
-
-
 def _flat(m: int, ahead: int, delay: int | None = None) -> Order:
     """One chunk: `ahead` forward passes, then forward and backward in turn, then what backward passes are left.
 

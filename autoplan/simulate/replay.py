@@ -14,7 +14,8 @@ from heapq import heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from autoplan.simulate.orders import Kind, Order, order, position
+from autoplan.cost.schedules import position
+from autoplan.simulate.orders import Kind, Order, order
 from autoplan.simulate.pipeline import Pipeline
 
 Array = NDArray[np.float64]
