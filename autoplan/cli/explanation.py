@@ -28,6 +28,7 @@ CAUSES = {
     "forward_s": "forward",
     "backward_s": "backward",
     "recompute_s": "recompute",
+    "launch_s": "waiting for the host to launch kernels",
     "layout_conversion_s": "layout conversions (tensor and sequence parallel)",
     "parameter_gather_s": "parameter gathers (ZeRO)",
     "p2p_s": "sends between stages",

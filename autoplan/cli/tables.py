@@ -12,7 +12,8 @@ from rich.text import Text
 
 from autoplan.cli.units import GIB, count, gib, percent, seconds
 from autoplan.plan.check import over_capacity
-from autoplan.plan.schema import Parallelism, Plan, Stage, StageParallelism
+from autoplan.plan.schema import Parallelism, Plan, Stage, StageParallelism, WorkloadInfo
+from autoplan.workload import Attention
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,8 +37,8 @@ def show_heading(plan: Plan, out: Console) -> None:
     ask, predicted, cluster = plan.workload, plan.predicted, plan.cluster
     out.print(Text(f"{plan.model.name} on {cluster.name}: {count(plan.model.parameters.total)} parameters, "
                    f"{cluster.num_devices:,} × {cluster.device}", style="bold"))
-    out.print(f"batch {ask.global_batch_size:,} × {ask.seq_len:,} tokens, {ask.precision.value}, {ask.optimizer}, "
-              f"runtime {plan.runtime}")
+    out.print(f"batch {ask.global_batch_size:,} × {ask.seq_len:,} tokens, {_numbers(ask)}, runtime {plan.runtime}",
+              soft_wrap=True)
     out.print()
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold")
@@ -48,9 +49,23 @@ def show_heading(plan: Plan, out: Console) -> None:
                               f"({predicted.tokens_per_s_per_device:,.0f} per GPU)")
     grid.add_row("efficiency", f"{predicted.model_tflops_per_device:,.1f} model TFLOP/s per GPU, "
                                f"MFU {percent(predicted.mfu)}, bubble {percent(predicted.bubble_fraction)}")
-    grid.add_row("memory", f"{gib(predicted.peak_memory_bytes)} of {gib(_capacity(plan))} GiB on the fullest stage")
+    grid.add_row("memory", f"{gib(predicted.peak_memory_bytes)} of {gib(_capacity(plan))} GiB on the fullest stage, "
+                           f"at most {gib(max(stage.memory.high_bytes for stage in plan.stages))}")
     out.print(grid)
     out.print()
+
+
+def _numbers(ask: WorkloadInfo) -> str:
+    """Return the dtypes of a workload, gradients' where they are others, and what else changes its kernels."""
+    parts = [ask.precision.value]
+    if ask.grad_dtype is not ask.precision.stored:
+        parts.append(f"{ask.grad_dtype.value} gradients")
+    if ask.reduce_dtype is not ask.grad_dtype:
+        parts.append(f"sent as {ask.reduce_dtype.value}")
+    parts.append(ask.optimizer)
+    if ask.attention is not Attention.FLASH:
+        parts.append(f"{ask.attention.value.replace('_', ' ')} attention")
+    return ", ".join(parts + ["dropout"] * ask.dropout)
 
 
 def parallelism_text(parallelism: Parallelism | StageParallelism) -> str:
@@ -96,13 +111,14 @@ def stages_table(plan: Plan) -> Table:
 
 
 def memory_table(plan: Plan) -> Table:
-    """Return what fills one device of each stage, in GiB."""
-    table = new_table("stage", "kept", *PARTS.values(), "total",
-                      title=f"Memory of one GPU, of {gib(_capacity(plan))} GiB (kept: micro-batches in flight)")
+    """Return what likely fills one device of each stage, and what it may come to, in GiB."""
+    title = f"Memory of one GPU, of {gib(_capacity(plan))} GiB (kept: micro-batches in flight; at most: what must fit)"
+    table = new_table("stage", "kept", *PARTS.values(), "total", "at least", "at most", title=title)
     for run in runs(plan.stages):
         cells = [_range((getattr(stage.memory.breakdown, part) for stage in run), gib) for part in PARTS]
         table.add_row(_index(run), _range((stage.memory.in_flight for stage in run), "{:.3g}".format),
-                      *cells, _range((stage.memory.total_bytes for stage in run), gib))
+                      *cells, *(_range((getattr(stage.memory, total) for stage in run), gib)
+                                for total in ("total_bytes", "low_bytes", "high_bytes")))
     return table
 
 

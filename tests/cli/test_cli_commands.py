@@ -94,8 +94,9 @@ def test_estimate_passes_its_options_on(run, asked):
 
 def test_plan_prints_a_readable_summary(run, asked):
     out = run(*PLAN).out
-    for text in ("dp 2 × tp 4 × pp 4, ZeRO 1", "micro-batch 1 × 8", "MFU 48.0 %", "25.8 of 76.0 GiB", "1–2",
-                 "3–6, 2 each", "dp 2 × tp 8 × pp 2, ZeRO 1", "7.0 %", "40 candidates (25 pruned)", "gap 1.0 %",
+    for text in ("dp 2 × tp 4 × pp 4, ZeRO 1", "micro-batch 1 × 8", "MFU 48.0 %",
+                 "25.8 of 76.0 GiB on the fullest stage, at most 26.8", "1–2", "3–6, 2 each",
+                 "dp 2 × tp 8 × pp 2, ZeRO 1", "7.0 %", "40 candidates (25 pruned)", "gap 1.0 %",
                  "(layer 0 is the embedding, layer 9 the head; mesh: data × model)"):
         assert text in out
     assert max(map(len, out.splitlines())) <= 110 and "\x1b" not in out
@@ -231,6 +232,21 @@ def test_explain_tells_why_and_where_time_and_memory_go(run):
                  "physical limit", "Stage 0 sets the pace", "2.0–3.0", "[batch:data, seq, hidden] Σmodel",
                  "weight[hidden, ffn:model]/2 (ZeRO 1)", "Shardings of head (stage 3)"):
         assert text in result.out
+
+
+def test_explain_names_every_cause_and_what_memory_lies_between(run, tmp_path):
+    data = json.loads(SAMPLE.read_text())
+    data["predicted"]["breakdown"] = dict.fromkeys(data["predicted"]["breakdown"], 0.01)
+    data["workload"] |= {"precision": "fp8", "grad_dtype": "fp32", "attention": "fused_softmax", "dropout": True}
+    (tmp_path / "plan.json").write_text(json.dumps(data))
+    lines = run("explain", str(tmp_path / "plan.json")).out.splitlines()
+    assert "fp8, fp32 gradients, sent as bf16, adam, fused softmax attention, dropout, runtime plain" in lines[1]
+    assert any(line.split()[:6] == ["waiting", "for", "the", "host", "to", "launch"] for line in lines)
+    after = lines[next(number for number, line in enumerate(lines) if line.startswith("Memory of one GPU")):]
+    assert after[1].split()[-5:] == ["total", "at", "least", "at", "most"]
+    row = next(line for line in after[2:] if line.split()[:1] == ["0"]).split()
+    held = data["stages"][0]["memory"]
+    assert row[-3:] == [f"{held[name] / 2**30:.1f}" for name in ("total_bytes", "low_bytes", "high_bytes")]
 
 
 def test_check_accepts_a_sound_plan(run):
