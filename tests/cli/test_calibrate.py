@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jsonschema
 import pytest
 from click.testing import CliRunner
 
@@ -53,3 +54,14 @@ def test_bad_rows_write_nothing(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"bad\.csv:2: seconds: must be a number above zero"):
         run("calibrate", str(measured), "-o", str(output))
     assert not output.exists()
+
+
+def test_the_schema_of_profiles_is_that_of_what_is_written(tmp_path: Path) -> None:
+    measured, output = tmp_path / "kernels.csv", tmp_path / "profile.json"
+    measured.write_text("kind,target,seconds,bytes,ranks\nall_reduce,dgx-a100-80gb,0.006,536870912,8\n",
+                        encoding="utf-8")
+    run("calibrate", str(measured), "-o", str(output))
+    schema = json.loads(run("schema", "profile"))
+    validator = jsonschema.Draft202012Validator(schema)
+    validator.validate(json.loads(output.read_text(encoding="utf-8")))
+    assert not validator.is_valid({"version": 2})
