@@ -6,6 +6,7 @@ size and non-increasing in the peak and the memory bandwidth, by construction: s
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 
 # Output tiles (rows, columns) that a library chooses between, and how many sizes each is below (or above) 128×128.
-_TILES = np.array([(256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)], dtype=np.float64)
+_ROWS, _COLUMNS = np.array([(256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)], dtype=np.float64).T
 _STEP = np.array([1, 1, 0, -1, -1, -2], dtype=np.float64)
 _HEAD_DIMS = 32.0  # fused attention is compiled for head_dims in such steps (FlashAttention-2); others are padded
 _BLOCK = 128.0  # query rows of a block of fused attention (FlashAttention-2 and -3 at head_dim 128)
@@ -57,18 +58,23 @@ def matmul_time(fit: Gemm, units: float, peak: float, bandwidth: float, m: Array
     (None: itemsize; 8 where an fp32 gradient is read and written to accumulate).
     """
     m, n, k, batch = (np.asarray(x, dtype=np.float64) for x in (m, n, k, batch))
-    rows, cols = _TILES.T
-    relative = np.where(_STEP > 0, fit.large, fit.small ** -_STEP)
-    tile_rate = fit.efficiency * relative * peak / units
-    w = batch[..., None] * np.ceil(m[..., None] / rows) * np.ceil(n[..., None] / cols) / units
+    w = (batch / units)[..., None] * np.ceil(m[..., None] / _ROWS) * np.ceil(n[..., None] / _COLUMNS)
     q = fit.quantisation
     waves = np.maximum(1.0, (1 - q) * w + q * np.ceil(w))
-    per_depth = (waves * (2 * rows * cols / tile_rate)).min(axis=-1)
+    per_depth = (waves * _tile_work(fit)).min(axis=-1) * (units / peak)
     compute = per_depth * (k + fit.depth)
     moved = itemsize * (m * k + k * n) + (itemsize if result_bytes is None else result_bytes) * m * n
     memory = batch * moved / (fit.memory * bandwidth)
     time = fit.launch + _norm(compute, memory, fit.sharpness)
     return time + batch * m * k * fit.cast / (fit.memory * bandwidth) if fit.cast else time
+
+
+@functools.cache
+def _tile_work(fit: Gemm) -> Array:
+    """FLOPs of a tile, one element deep, over the efficiency that it reaches."""
+    relative = np.where(_STEP > 0, fit.large, fit.small ** -_STEP)
+    work: Array = 2 * _ROWS * _COLUMNS / (fit.efficiency * relative)
+    return work
 
 
 def _norm(a: Array, b: Array, p: float) -> Array:

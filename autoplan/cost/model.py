@@ -240,9 +240,10 @@ def _checked(**sizes: ArrayLike) -> tuple[Array, ...]:
     for name, value in sizes.items():
         try:
             size = np.asarray(value, dtype=np.float64)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             size = np.array(np.nan)
-        if not ((size >= 0) & (size < np.inf)).all():
+        good = 0 <= float(size) < math.inf if size.ndim == 0 else ((size >= 0) & (size < np.inf)).all()
+        if not good:
             raise InputError("a size can't be negative, infinite or no number", key=name, found=value, allowed="≥ 0")
         checked.append(size)
     return tuple(checked)
@@ -257,7 +258,7 @@ def _itemsize(key: str, dtype: str) -> float:
 
 def _priced(time: Array, *sizes: Array) -> Seconds:
     """Return the time of work of `sizes`, which is no work, and free, where any of them is zero."""
-    if all(size.all() for size in sizes):
+    if all(bool(size) if size.ndim == 0 else size.all() for size in sizes):
         return _out(time)
     work = np.asarray(math.prod(size > 0 for size in sizes))
     return _out(np.where(work, time, 0.0))
