@@ -15,7 +15,7 @@ import click
 from autoplan.errors import AutoplanError, InputError, NoPlanError
 from autoplan.version import __version__
 
-COMMANDS = ("plan", "estimate", "explain", "check", "export", "verify", "calibrate", "models", "clusters",
+COMMANDS = ("plan", "estimate", "explain", "simulate", "check", "export", "verify", "calibrate", "models", "clusters",
             "schema")
 INTERNAL_ERROR, SIGNAL, INTERRUPTED, BROKEN_PIPE = 70, 128, 130, 141
 

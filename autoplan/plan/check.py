@@ -167,9 +167,9 @@ def _times(plan: Plan) -> Iterator[str]:
             yield (f"stages[{stage.index}].time: forward_s and weight_gradient_s are more than micro_batch_s, "
                    f"{time.micro_batch_s:g} s")
         alone = busy - time.breakdown.p2p_s
-        if predicted.simulated_time_s < alone * (1 - TOLERANCE):
-            yield (f"predicted.simulated_time_s: {predicted.simulated_time_s:g} s is less than stage {stage.index} "
-                   f"works, {alone:g} s")
+        simulated = predicted.simulated_time_s
+        if simulated is not None and simulated < alone * (1 - TOLERANCE):
+            yield f"predicted.simulated_time_s: {simulated:g} s is less than stage {stage.index} works, {alone:g} s"
 
 
 def _memory(plan: Plan) -> Iterator[str]:

@@ -148,12 +148,12 @@ class Predicted(_Part):
     Per device: of the cluster's devices, used or not. mfu: model FLOPs (without recompute) over these devices' dense
     peak at the plan's precision, a fraction. By the field's convention (PaLM, appendix B) it counts attention in full,
     so on very long causal sequences it may pass 1. simulated_time_s: the iteration replayed event by event, which
-    iteration_time_s gives in closed form. physical_limit_s: the FLOPs that a causal mask leaves, at that peak
-    on all devices. peak_memory_bytes: of the fullest stage.
+    iteration_time_s gives in closed form; null where that is long (`autoplan simulate` replays it). physical_limit_s:
+    the FLOPs that a causal mask leaves, at that peak on all devices. peak_memory_bytes: of the fullest stage.
     """
 
     iteration_time_s: Annotated[float, Field(gt=0)]
-    simulated_time_s: Annotated[float, Field(gt=0)]
+    simulated_time_s: Annotated[float, Field(gt=0)] | None
     tokens_per_s: Seconds
     tokens_per_s_per_device: Seconds
     model_tflops_per_device: Seconds

@@ -28,6 +28,7 @@ from autoplan.workload import Recompute
 
 Array = NDArray[np.float64]
 
+MOST_REPLAYED = 100_000  # pieces of work of a plan's schedule, about 3 µs each
 HOST_WAITS = ((Term.HOST_FORWARD, Term.FORWARD), (Term.HOST_BACKWARD, Term.BACKWARD))
 
 
@@ -48,7 +49,8 @@ def plan_of(pricer: Pricer, solution: Solution, *, search: schema.SearchInfo, ti
     stages = tuple(_stage(index, stage, placed[index], solution) for index, stage in enumerate(solution.stages))
     shown = _cluster(cluster)
     how = _parallelism(solution, stages)
-    simulated = replay(pipeline(stages, how, shown, pricer.runtime)).step_time
+    order = pipeline(stages, how, shown, pricer.runtime)
+    simulated = replay(order).step_time if order.pieces <= MOST_REPLAYED else None
     return schema.Plan(
         autoplan_version=__version__,
         model=schema.ModelInfo(name=model.name, num_layers=model.num_layers,
@@ -99,7 +101,7 @@ def _parallelism(solution: Solution, stages: Sequence[schema.Stage]) -> schema.P
 
 
 def _predicted(pricer: Pricer, solution: Solution, stages: Sequence[schema.Stage],
-               simulated: float) -> schema.Predicted:
+               simulated: float | None) -> schema.Predicted:
     cluster, workload = pricer.cluster, pricer.workload
     time = solution.objective
     flops, peak = _flops_and_peak(pricer)

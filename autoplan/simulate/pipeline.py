@@ -47,3 +47,9 @@ class Pipeline:
     stages: tuple[Work, ...]
     sends: Mapping[tuple[int, int], Send]
     waits: bool = True
+
+    @property
+    def pieces(self) -> int:
+        """How many pieces of work a step has."""
+        kinds = 3 if self.schedule.splits_backward else 2
+        return kinds * len(self.stages) * self.virtual_stages * self.num_micro_batches

@@ -1,24 +1,38 @@
 """From a plan to what is simulated.
 
-A plan holds what is needed: seconds of a micro-batch by pass, of once-a-step work and of sends, bytes, and the devices of
-each stage. Chunks of a stage are taken to be equal, as in the closed forms.
+A plan holds what is needed: seconds of a micro-batch by pass, of once-a-step work and of sends, bytes, and the devices
+of each stage. Chunks of a stage are taken to be equal, as in the closed forms.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autoplan.cost.schedules import in_flight
+from autoplan.cost.schedules import in_flight, legal
+from autoplan.errors import InputError
 from autoplan.plan.schema import ClusterInfo, Parallelism, Plan, Stage
 from autoplan.runtimes import Runtime
 from autoplan.runtimes import load as load_runtime
 from autoplan.simulate.pipeline import Pipeline, Send, Work
 from autoplan.workload import Schedule
 
+MOST_PIECES = 10_000_000
 
-def pipeline_of(plan: Plan) -> Pipeline:
-    """Return a plan's pipeline. Raises InputError for a runtime that isn't known."""
-    return pipeline(plan.stages, plan.parallelism, plan.cluster, load_runtime(plan.runtime))
+
+def pipeline_of(plan: Plan, where: str) -> Pipeline:
+    """Return the pipeline of the plan in the file `where`.
+
+    Raises InputError for an unknown runtime, a schedule that can't run so, or more than `MOST_PIECES` of work.
+    """
+    how = plan.parallelism
+    reason = legal(how.schedule, len(plan.stages), how.num_micro_batches, how.virtual_stages, how.virtual_stages)
+    if reason:
+        raise InputError(reason, where=where, key="parallelism.schedule")
+    found = pipeline(plan.stages, how, plan.cluster, load_runtime(plan.runtime))
+    if found.pieces > MOST_PIECES:
+        raise InputError("too many pieces of work to replay", where=where, key="parallelism.num_micro_batches",
+                         found=f"{found.pieces:,}", allowed=f"at most {MOST_PIECES:,}")
+    return found
 
 
 def pipeline(stages: Sequence[Stage], parallelism: Parallelism, cluster: ClusterInfo, runtime: Runtime) -> Pipeline:
