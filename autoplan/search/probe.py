@@ -132,7 +132,7 @@ def layer_bounds(pricer: Pricer, candidate: Candidate, found: Probe,
         split = [np.where(zero >= stage, shards, 1.0) for stage in (1, 2, 3)]
         weights, gradients, states, update = stored.T[:, None, :]
         state += weights / split[2] + gradients / split[1] + states / split[0]
-        sent = gradients * pricer.workload.reduce_bytes / pricer.workload.grad_bytes
+        sent = weights * pricer.workload.reduce_bytes / pricer.workload.weight_bytes  # not all gradients held are sent
         reduce, gather = sent * (rates["reduce_scatter"] + rates["replicas"] / shards), weights * rates["all_gather"]
         for terms in (least, most):
             terms[..., Term.OPTIMIZER] += update / split[0]

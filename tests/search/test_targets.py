@@ -99,6 +99,8 @@ UNIFORM = [(pricer, candidate) for name in OVERLAPPING for pricer in (
               name, attention="unfused", dropout=True),
     pricer_of(MODELS[2], cluster("g5.48xlarge:4"), 8, name),
 ) for candidate in searched(pricer)]
+DOUBLE = pricer_of(MODELS[0], cluster("dgx-h100:8"), 16, "deepspeed", grad_dtype="fp32")  # gradients in two dtypes
+UNIFORM += [(DOUBLE, candidate) for candidate in searched(DOUBLE)]
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
