@@ -13,12 +13,16 @@ if TYPE_CHECKING:
     from autoplan.cluster.load import load as load_cluster
     from autoplan.cost.model import CostModel
     from autoplan.errors import InputError, NoPlanError
+    from autoplan.model.importers.jax import from_jax
+    from autoplan.model.importers.onnx import from_onnx
+    from autoplan.model.importers.torch import from_torch
     from autoplan.model.load import load as load_model
     from autoplan.plan.schema import Plan
     from autoplan.search import estimate, plan
 
 __all__ = [
-    "CostModel", "InputError", "NoPlanError", "Plan", "__version__", "estimate", "load_cluster", "load_model", "plan",
+    "CostModel", "InputError", "NoPlanError", "Plan", "__version__", "estimate", "from_jax", "from_onnx", "from_torch",
+    "load_cluster", "load_model", "plan",
 ]
 
 _HOME = {
@@ -27,6 +31,9 @@ _HOME = {
     "NoPlanError": ("autoplan.errors", "NoPlanError"),
     "Plan": ("autoplan.plan.schema", "Plan"),
     "estimate": ("autoplan.search", "estimate"),
+    "from_jax": ("autoplan.model.importers.jax", "from_jax"),
+    "from_onnx": ("autoplan.model.importers.onnx", "from_onnx"),
+    "from_torch": ("autoplan.model.importers.torch", "from_torch"),
     "load_cluster": ("autoplan.cluster", "load"),
     "load_model": ("autoplan.model", "load"),
     "plan": ("autoplan.search", "plan"),

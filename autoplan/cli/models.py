@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from autoplan.cli.facts import show_facts, show_names
+from autoplan.cli.output import output_file
 
 
 @click.group("models", short_help="List or show models.")
@@ -24,8 +25,19 @@ def list_(as_json: bool) -> None:
 @command.command("show")
 @click.argument("model")
 @click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
-def show(model: str, as_json: bool) -> None:
-    """Show the facts of MODEL: a name, a model YAML, or a Hugging Face config.json."""
+@click.option("--graph", metavar="FILE", help="Write the operator graph to FILE: .graphml, .dot or .json.")
+def show(model: str, as_json: bool, graph: str | None) -> None:
+    """Show the facts of MODEL: its parameters, FLOPs, layers and key/value cache.
+
+    MODEL is a name, a model YAML, a Hugging Face config.json, an ONNX file, or module:function of Python code that
+    makes one.
+    """
     from autoplan.model import describe, load
 
-    show_facts(describe(load(model)), as_json)
+    with output_file(graph, "--graph") as write:
+        loaded = load(model)
+        if graph is not None:
+            from autoplan.model.export_graph import text_of
+
+            write(text_of(loaded, graph.rpartition(".")[2]))
+        show_facts(describe(loaded), as_json)

@@ -53,53 +53,54 @@ def progress() -> Iterator[Callable[[str, int, int], None] | None]:
 
 
 @contextmanager
-def output_file(path: str | None) -> Iterator[Callable[[str], None]]:
+def output_file(path: str | None, option: str = "--output") -> Iterator[Callable[[str], None]]:
     """Give a function that writes `path` whole or not at all; nothing is written where `path` is None.
 
+    option: which option gave the path.
     Raises InputError, before anything else is done, where the file can't be written.
     """
     if path is None:
         yield lambda text: None
         return
     if path == "-" or os.path.normpath(path) in STDOUT:
-        raise InputError("is no file; --json prints to stdout", where="--output", found=path)
+        raise InputError("is no file; --json prints to stdout", where=option, found=path)
     target = Path(os.path.realpath(path))
     if target.is_dir():
-        raise InputError("is a directory", where="--output", found=path)
-    with _writing(path):
+        raise InputError("is a directory", where=option, found=path)
+    with _writing(path, option):
         special = not target.is_file() and os.path.exists(path)  # a device or a pipe: nothing to put in its place
         if special:
             stream = open(path, "w", encoding="utf-8")  # noqa: SIM115 (opened here to be refused before planning)
     if special:
         with stream:
-            yield lambda text: _write(stream, text, path)
+            yield lambda text: _write(stream, text, path, option)
         return
-    with _writing(path):
+    with _writing(path, option):
         if target.exists() and not os.access(target, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         tempfile.TemporaryFile(dir=target.parent).close()
-    yield lambda text: _finish(target, text, path)
+    yield lambda text: _finish(target, text, path, option)
 
 
 @contextmanager
-def _writing(path: str) -> Iterator[None]:
+def _writing(path: str, option: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(f"can't be written: {error.strerror or error}", where="--output", found=path) from None
+        raise InputError(f"can't be written: {error.strerror or error}", where=option, found=path) from None
 
 
-def _write(stream: IO[str], text: str, path: str) -> None:
-    with _writing(path):
+def _write(stream: IO[str], text: str, path: str, option: str) -> None:
+    with _writing(path, option):
         stream.write(text)
         stream.flush()
 
 
-def _finish(target: Path, text: str, path: str) -> None:
+def _finish(target: Path, text: str, path: str, option: str) -> None:
     """Write the text beside the target, give it the permissions a new file gets, and put it in the target's place."""
     mask = os.umask(0)
     os.umask(mask)
-    with _writing(path), _terminable():
+    with _writing(path, option), _terminable():
         handle, temporary = tempfile.mkstemp(prefix=f".{target.name[:100]}.", suffix=".part", dir=target.parent)
         part = Path(temporary)
         try:

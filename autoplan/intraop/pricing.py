@@ -132,10 +132,15 @@ class Setting:
                 }[among]
 
     def copies_rate(self, copies: int) -> float:
-        """Return the seconds a byte of an all-reduce between `copies` neighbours on the last mesh axis, 0 for one."""
+        """Return the seconds a byte of an all-reduce between `copies` neighbours, 0 for one.
+
+        Neighbours are on the last mesh axis; on all axes where that has fewer devices.
+        """
         if copies == 1:
             return 0.0
         last = self.mesh.axes[-1]
+        if copies > last.size:
+            last = self.group(range(len(self.mesh.axes)))
         intra = math.gcd(copies, last.intra)
         group = Axis(size=copies, intra=intra, nodes=copies // intra, sharing=last.intra * last.sharing // intra)
         bucket = float(self.runtime.bucket_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from autoplan import specs
@@ -10,12 +11,16 @@ from autoplan.errors import InputError, nearest
 from autoplan.model.architectures import build
 from autoplan.model.graph import ModelGraph
 
+_REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
 
 def load(ref: str | Path) -> ModelGraph:
     """Read a model.
 
-    ref: the name of a shipped model; or the path of a model file (`.yaml`, `.yml`), of a Hugging Face `config.json`, or
-        of a folder that holds one. A shipped name goes before a file of the same name (write `./name` for the file).
+    ref: the name of a shipped model; or the path of a model file (`.yaml`, `.yml`), of a Hugging Face `config.json`, of
+        a folder that holds one, or of an ONNX model (`.onnx`); or `module:function` of a function that makes a model
+        (`autoplan.model.importers.reference`). A shipped name goes before a file of the same name (write `./name` for
+        the file).
     Raises InputError if there's no such model, or its file is malformed or describes what isn't supported.
     """
     text = specs.reference(ref, "model")
@@ -33,12 +38,31 @@ def load(ref: str | Path) -> ModelGraph:
             raise InputError("no such file", where=text)
         name = path.resolve().parent.name if path.name == "config.json" else path.stem
         return _read_huggingface(path, name)
+    if path.suffix == ".onnx":
+        return _read_onnx(path)
     if specs.is_file(path):
         raise InputError("not a model file", where=str(path), found=path.suffix,
-                         allowed="a model's .yaml, a Hugging Face config.json, or a folder that holds one")
+                         allowed="a model's .yaml, a Hugging Face config.json, a folder that holds one, or an .onnx")
+    if _REFERENCE.fullmatch(text):
+        return _call(text)
     hint = nearest(text, specs.names("models"))
     raise InputError(f"no such model{'; ' + hint if hint else ''}", where="model", found=text,
-                     allowed="a name of `autoplan models list`, a model's .yaml, a Hugging Face config.json")
+                     allowed="a name of `autoplan models list`, a model's .yaml, a Hugging Face config.json, an .onnx, "
+                             "module:function")
+
+
+def _read_onnx(path: Path) -> ModelGraph:
+    from autoplan.model.importers.onnx import from_onnx
+
+    if not specs.is_file(path):
+        raise InputError("no such file", where=str(path))
+    return from_onnx(path)
+
+
+def _call(reference: str) -> ModelGraph:
+    from autoplan.model.importers.reference import from_reference
+
+    return from_reference(reference)
 
 
 def _read_model_file(path: Path) -> ModelGraph:

@@ -10,9 +10,11 @@ are therefore dropped, whatever they are used for. A function that returns gradi
 
 from __future__ import annotations
 
-import importlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from autoplan.errors import InputError
 from autoplan.model.graph import ModelGraph
@@ -68,32 +70,10 @@ def from_jax(fn: Callable[..., Any], *abstract_args: Any, params: int | Sequence
     for (index, path, leaf), variable in zip(leaves, closed.jaxpr.invars, strict=True):
         text = f"{index}{jax.tree_util.keystr(path)}"
         lowering.input(variable, text, _source(leaf, text, index in chosen))
-    lowering.constants(closed.jaxpr.constvars)
+    lowering.constants(closed.jaxpr.constvars, closed.consts)
     lowering.equations(closed.jaxpr.eqns)
     lowering.trace.outputs = [lowering.read(variable) for variable in closed.jaxpr.outvars]
     return normalise(lowering.trace, called, "jax")
-
-
-def from_reference(reference: str) -> ModelGraph:
-    """Return the model graph of `module:function`.
-
-    The function takes no arguments and returns a model graph (made by `from_jax` or `from_torch`), or what `from_jax`
-    takes: a tuple of a function and its abstract arguments.
-    """
-    module_name, _, attribute = reference.partition(":")
-    try:
-        made = getattr(importlib.import_module(module_name), attribute)()
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"can't be called: {type(error).__name__}: {error}", where=reference,
-                         allowed="module:function of a function without arguments") from None
-    if isinstance(made, ModelGraph):
-        return made
-    if isinstance(made, tuple) and made and callable(made[0]):
-        return from_jax(made[0], *made[1:], name=attribute)
-    raise InputError("returns no model", where=reference, found=type(made).__name__,
-                     allowed="a ModelGraph, or a tuple of a function and its abstract arguments")
 
 
 def _jax() -> Any:
@@ -141,10 +121,12 @@ class _Lowering:
         """Add an argument."""
         self.names[variable] = self.trace.value(name, variable.aval.shape, source)
 
-    def constants(self, variables: Sequence[Any]) -> None:
-        """Add the arrays that a function closes over."""
-        for variable in variables:
+    def constants(self, variables: Sequence[Any], contents: Sequence[Any] = ()) -> None:
+        """Add the arrays that a function closes over, and what they hold."""
+        for variable, content in itertools.zip_longest(variables, contents):
             self.input(variable, f"constant{len(self.trace.values)}", Source.CONST)
+            if content is not None:
+                self.names[variable] = self.trace.mask(self.names[variable], np.asarray(content))
 
     def read(self, atom: Any) -> str:
         """Return the value of a variable or literal."""
@@ -185,7 +167,7 @@ class _Lowering:
         """Lower a called jaxpr in place."""
         inner = getattr(jaxpr, "jaxpr", jaxpr)
         lowering = _Lowering(self.trace, dict(zip(inner.invars, inputs[len(inputs) - len(inner.invars):], strict=True)))
-        lowering.constants(inner.constvars)
+        lowering.constants(inner.constvars, getattr(jaxpr, "consts", ()))
         lowering.equations(inner.eqns)
         return [lowering.read(variable) for variable in inner.outvars]
 

@@ -64,6 +64,7 @@ class _Reader:
     def __init__(self, onnx: Any, model: Any, where: str, sizes: dict[str, int]) -> None:
         self.onnx, self.model, self.where, self.sizes = onnx, model, where, sizes
         self.versions = {entry.domain or "": entry.version for entry in model.opset_import}
+        self.doubled = False  # whether a fixed batch of one was taken as two
         self.types: dict[str, Any] = {}
         self.known: dict[str, NDArray[Any]] = {}
         self.lowering = Lowering(Trace(where))
@@ -90,9 +91,13 @@ class _Reader:
     def _constant(self, name: str, tensor: Any) -> None:
         floating = self.onnx.TensorProto.DataType.Name(tensor.data_type).lower() in _FLOATS
         self.types[name] = self.onnx.helper.make_tensor_type_proto(tensor.data_type, tuple(tensor.dims))
-        self.lowering.constant(name, tuple(tensor.dims), weight=floating)
-        if int(np.prod(tensor.dims)) <= SMALL and tensor.data_location != self.onnx.TensorProto.EXTERNAL:
+        self.lowering.constant(name, tuple(tensor.dims), real=floating)
+        if tensor.data_location == self.onnx.TensorProto.EXTERNAL:
+            return
+        if int(np.prod(tensor.dims)) <= SMALL:
             self.known[name] = self.onnx.numpy_helper.to_array(tensor)
+        if len(tensor.dims) > 1 and tensor.dims[-1] == tensor.dims[-2]:
+            self.lowering.mask(name, self.onnx.numpy_helper.to_array(tensor))
 
     def _input(self, value: Any) -> None:
         kind = value.type.tensor_type
@@ -100,7 +105,7 @@ class _Reader:
             raise InputError("isn't a tensor", where=self.where, key=value.name)
         shape = [self._size(value.name, index, dim) for index, dim in enumerate(kind.shape.dim)]
         if len(shape) > 1 and shape[0] == 1:
-            shape[0] = BATCH
+            shape[0], self.doubled = BATCH, True
         self.types[value.name] = self.onnx.helper.make_tensor_type_proto(kind.elem_type, shape)
         floating = self.onnx.TensorProto.DataType.Name(kind.elem_type).lower() in _FLOATS
         hint = any(word in value.name.lower() for word in ("mask", "position", "past", "cache"))
@@ -140,17 +145,18 @@ class _Reader:
                            known=node.output[0] in self.known)
 
     def _fit_batch(self, node: Any) -> None:
-        """Let a reshape or expansion to a fixed batch of one keep the batch of two."""
-        if node.op_type not in ("Reshape", "Expand") or node.input[1] not in self.known:
+        """Let a reshape to a shape with a fixed batch of one keep the batch of two."""
+        if node.op_type != "Reshape" or node.input[1] not in self.known:
             return
         target, shape = self.known[node.input[1]], self._shape(node.input[0])
-        if shape is None or not target.size or target[0] != 1 or -1 in target or 0 in target:
+        if not self.doubled or shape is None or not target.size or 0 in target:
             return
-        if shape[:1] == (BATCH,) and int(np.prod(shape)) == BATCH * int(np.prod(target)):
+        folded = -1 in target and shape[0] == BATCH and target[0] == 1  # the rest would take the batch in
+        if folded or int(np.prod(shape)) == BATCH * int(np.prod(target)):
             name = f"{node.input[1]}/{node.name or node.output[0]}"
-            self.known[name] = np.array([BATCH, *target[1:]], target.dtype)
+            self.known[name] = np.array([BATCH * target[0], *target[1:]], target.dtype)
             self.types[name] = self.types[node.input[1]]
-            self.lowering.constant(name, (len(target),), weight=False)
+            self.lowering.constant(name, (len(target),), real=False)
             node.input[1] = name
 
     def _shape(self, name: str) -> tuple[int, ...] | None:
@@ -198,7 +204,10 @@ class _Reader:
             return
         if not node.input or not all(name in self.known for name in node.input if name):
             return
-        if any(int(np.prod(self._shape(name) or (SMALL + 1,))) > SMALL for name in node.output if name):
+        if any(self.known[name].dtype.kind == "f" and self.known[name].size > 1 for name in node.input if name):
+            return  # what is made of parameters stays so
+        shapes = [self._shape(name) for name in node.output if name]
+        if any(shape is None or int(np.prod(shape)) > SMALL for shape in shapes):
             return
         feed = {name: self.known[name] for name in node.input if name}
         inputs = [self.onnx.helper.make_value_info(name, self.types[name]) for name in feed]

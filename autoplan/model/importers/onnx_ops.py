@@ -48,17 +48,18 @@ class Lowering:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.names: dict[str, str] = {}
-        self.weights: set[str] = set()  # values that are, or are made of, initialisers of real numbers
 
     def input(self, name: str, shape: Sequence[int], source: Source) -> None:
         """Add an input of the graph."""
         self.names[name] = self.trace.value(name, shape, source)
 
-    def constant(self, name: str, shape: Sequence[int], *, weight: bool) -> None:
-        """Add an initialiser or constant; a weight may turn out to be a parameter."""
-        self.names[name] = self.trace.value(name, shape, Source.CONST)
-        if weight:
-            self.weights.add(name)
+    def constant(self, name: str, shape: Sequence[int], *, real: bool) -> None:
+        """Add an initialiser or constant; one of real numbers may turn out to be a parameter."""
+        self.names[name] = self.trace.value(name, shape, Source.INITIAL if real else Source.CONST)
+
+    def mask(self, name: str, content: NDArray[Any]) -> None:
+        """Look whether a square constant masks a triangle."""
+        self.names[name] = self.trace.mask(self.names[name], content)
 
     def foreign(self, node: Any, shapes: Sequence[Shape | None]) -> list[Shape] | None:
         """Return the shapes of the outputs of an operator of another domain, None if they aren't known."""
@@ -73,7 +74,7 @@ class Lowering:
         first = shapes[0]
         assert first is not None
         if known or node.op_type in _CONSTANTS:
-            self.constant(node.output[0], first, weight=node.op_type == "ConstantOfShape")
+            self.constant(node.output[0], first, real=node.op_type == "ConstantOfShape")
             return
         if node.op_type == "Split":
             axis = int(attributes.get("axis", 0)) % len(first)
@@ -83,9 +84,6 @@ class Lowering:
                 self.names[output] = self.trace.slice(names[0], axis, start, shape[axis])
                 start += shape[axis]
             return
-        if self.trace.values[names[0]].source is Source.CONST and node.op_type in ("Cast", "Transpose", "Reshape",
-                                                                                   "Unsqueeze", "Identity"):
-            self.weights.update(output for output in node.output if node.input[0] in self.weights)
         self.names[node.output[0]] = self._one(node, names, contents, first, {**attributes, "version": version})
         for output, shape in zip(node.output[1:], shapes[1:], strict=True):
             if output and shape is not None:
@@ -123,16 +121,8 @@ class Lowering:
         return math.prod(shape)
 
     def _map(self, kind: str, inputs: list[str], shape: Shape) -> str:
-        """A function of each element. An initialiser that is added, or a vector that scales, is a parameter."""
+        """A function of each element; of more than two inputs, one after the other."""
         function = _FUNCTIONS.get(kind, kind.lower())
-        if function in ("add", "mul", "sub", "div"):
-            for name in inputs:
-                wide = [size for size in self.trace.shape(name) if size > 1]
-                square = len(wide) > 1 and wide[-1] == wide[-2]
-                if name in self.weights and wide and (len(wide) == 1 or (function == "add" and not square)):
-                    value = self.trace.values[name]
-                    if value.source is Source.CONST:
-                        self.trace.values[name] = type(value)(name, value.shape, Source.PARAM)
         if kind in ("Sum", "Max", "Min", "Mean") and len(inputs) > 2:
             made = inputs[0]
             for other in inputs[1:]:

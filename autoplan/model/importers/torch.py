@@ -152,7 +152,8 @@ class _Lowering:
                 return
         if source is None:
             source = _input_source(value, node.name)
-        self.env[node] = self.trace.value(target, value.shape, source)
+        name = self.trace.value(target, value.shape, source)
+        self.env[node] = self.trace.mask(name, None) if source is Source.CONST else name
 
     def _constant(self, node: Any) -> None:
         value = node.meta.get("val", getattr(self.exported.graph_module, str(node.target), None))

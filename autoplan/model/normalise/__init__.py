@@ -14,7 +14,7 @@ from autoplan.errors import InputError
 from autoplan.model import ops
 from autoplan.model.graph import BATCH, KV_SEQ, SEQ, ModelGraph
 from autoplan.model.normalise.attention import Core, cores
-from autoplan.model.normalise.axes import dims_of, promote_constants
+from autoplan.model.normalise.axes import dims_of, mark_masks, promote_constants
 from autoplan.model.normalise.chain import layers_of
 from autoplan.model.normalise.draft import Draft, Unpriced
 from autoplan.model.normalise.emit import Emitter
@@ -35,9 +35,10 @@ def normalise(trace: Trace, name: str, source: str) -> ModelGraph:
     name: of the model. source: the front end, for people. Raises InputError where the graph can't be understood, or the
     result would not have the trace's FLOPs.
     """
-    promote_constants(trace)
     trace.prune()
-    ending = end_in_loss(trace)
+    mark_masks(trace)
+    promote_constants(trace)
+    end_in_loss(trace)
     unfuse(trace)
     fold(trace)
     dims = dims_of(trace)
@@ -58,10 +59,8 @@ def normalise(trace: Trace, name: str, source: str) -> ModelGraph:
         raise InputError(f"its operators can't be told apart: {counted:.6g} FLOPs were understood of {whole:.6g}",
                          where=trace.where)
     facts = _facts(graph, sizes, source) | _unpriced(emitter.unpriced, whole)
-    if ending.assumed:
-        facts["loss"] = "assumed"
-    if ending.dropped:
-        facts["outputs_left_out"] = ", ".join(ending.dropped)
+    if trace.assumed:
+        facts["assumed"] = "; ".join(dict.fromkeys(trace.assumed))
     return ModelGraph(name, classes, layers, facts)
 
 

@@ -9,6 +9,7 @@ from autoplan.model.normalise.atoms import Atoms
 from autoplan.model.normalise.axes import Dims, Level
 from autoplan.model.normalise.trace import LAYOUT, Kind, Node, Source, Trace
 
+_TRIANGLES = ("ge", "gt", "le", "lt", "tril", "triu", "Trilu")  # functions that causal masks are made by
 _BETWEEN = (*LAYOUT, Kind.MAP)
 
 
@@ -162,8 +163,7 @@ class _Finder:
                 continue
             seen.add(name)
             node = self.made_by[name]
-            if node.function in ("ge", "gt", "le", "lt", "tril", "triu") and self.trace.values[name].numel > 1 \
-                    and self._spans_square(name):
+            if node.function in _TRIANGLES and self._spans_square(name):
                 return True
             stack.extend(node.inputs)
         return False

@@ -7,7 +7,7 @@ WEIGHTS are made of parameters, DATA of the model's inputs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from autoplan.model.normalise.atoms import Atoms, AtomTable
@@ -28,28 +28,55 @@ OPERAND_KINDS = (Kind.EINSUM, Kind.CONV, Kind.GATHER, Kind.NORM)
 _LEVELS = {Source.PARAM: Level.WEIGHT, Source.INPUT: Level.DATA}
 
 
+def mark_masks(trace: Trace) -> None:
+    """Make real inputs with no more axes than the tokens hints: what goes with each token and isn't one is a mask."""
+    if any(value.source is Source.TOKENS for value in trace.values.values()):
+        for name, value in trace.values.items():
+            if value.source is Source.INPUT and len(value.shape) <= 2:
+                trace.values[name] = replace(value, source=Source.HINT)
+
+
 def promote_constants(trace: Trace) -> None:
     """Make constants that are multiplied with data parameters: an exported model has its weights as constants."""
+    before = None
+    while before != trace.values:
+        before = dict(trace.values)
+        _promote_once(trace)
+
+
+def _promote_once(trace: Trace) -> None:
+    """Promote what is known now to meet data, or to be looked up by tokens."""
     levels = levels_of(trace)
     made_by = trace.producers()
 
-    def promote(name: str) -> None:
+    def promote(name: str, *kinds: Source) -> None:
         node = made_by.get(name)
         value = trace.values[name]
         if node is None:
-            if value.source is Source.CONST and value.numel > 1:
-                trace.values[name] = type(value)(name, value.shape, Source.PARAM)
-        elif node.kind in (Kind.VIEW, Kind.PERMUTE, Kind.MAP, Kind.SLICE, Kind.CONCAT):
-            for source in node.inputs:
-                promote(source)
+            if value.source in kinds and value.numel > 1:
+                trace.values[name] = replace(value, source=Source.PARAM)
+        elif node.kind in (Kind.VIEW, Kind.PERMUTE, Kind.MAP, Kind.SLICE, Kind.CONCAT, Kind.GATHER):
+            for source in node.inputs[:1] if node.kind is Kind.GATHER else node.inputs:
+                promote(source, *kinds)
 
     for node in trace.nodes:
         if node.kind in OPERAND_KINDS and levels[node.output] is not Level.HINT:
             for name in node.inputs[1:] if node.kind is Kind.NORM else node.inputs:
                 if levels[name] is Level.HINT:
-                    promote(name)
+                    promote(name, Source.CONST, Source.INITIAL)
         if node.kind is Kind.GATHER and levels[node.output] is Level.HINT and _reads_tokens(trace, made_by, node):
-            promote(node.inputs[0])
+            promote(node.inputs[0], Source.CONST, Source.INITIAL)
+        if node.function in ("add", "sub", "mul", "div") and levels[node.output] is Level.DATA:
+            for name in node.inputs:
+                if levels[name] is Level.HINT and _looks_learned(trace, name, node.function):
+                    promote(name, Source.INITIAL)
+
+
+def _looks_learned(trace: Trace, name: str, function: str) -> bool:
+    """Whether a constant beside data may be a bias, a gain, or a table of positions: a vector, or a matrix that is
+    added and isn't a square (a mask)."""
+    wide = [size for size in trace.shape(name) if size > 1]
+    return len(wide) == 1 or (len(wide) > 1 and function == "add" and wide[-1] != wide[-2])
 
 
 def _reads_tokens(trace: Trace, made_by: dict[str, Node], node: Node) -> bool:

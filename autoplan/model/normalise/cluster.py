@@ -129,19 +129,19 @@ def _least_worst(prefix: Array, cuts: Array, most: int, bound: float) -> float:
 
 
 def _balanced(prefix: Array, cuts: Array, most: int, bound: float) -> list[int]:
+    """Return the starts of the clusters whose squares of FLOPs add up to the least, over cuts that cost nothing."""
     inside = prefix[None, :] - prefix[:, None]
     price = _allowed(prefix, bound) + inside**2 + cuts[None, :]
     best = np.full(len(prefix), np.inf)
     best[0] = 0.0
-    choices = []
+    choices, ends = [], []
     for _ in range(most):
         total = best[:, None] + price
         choices.append(total.argmin(axis=0))
         best = total.min(axis=0)
-        if not np.isfinite(best[-1]):
-            continue
+        ends.append(best[-1])
     index, starts = len(prefix) - 1, []
-    for choice in reversed(choices):
+    for choice in reversed(choices[:int(np.argmin(ends)) + 1]):
         index = int(choice[index])
         starts.append(index)
-    return sorted(set(starts) | {0})
+    return sorted(starts)

@@ -125,7 +125,10 @@ class Emitter:
             draft.loop = (*output, *draft.params[0].atoms)
         elif node.kind is Kind.LOSS and node.function == "cross_entropy":
             draft = self._draft("loss", node, node.inputs, ())
-            draft.output = draft.loop[:-1]
+            classes = self.dims.of(node.inputs[0])[node.attrs["axis"]]
+            draft.output = tuple(atom for atom in draft.loop if atom not in classes)
+        elif node.kind is Kind.LOSS:
+            draft = self._draft("stream", node, node.inputs, ())
         else:
             draft = self._draft("stream", node, self._of_level(node, Level.DATA), output)
             for name in weights:

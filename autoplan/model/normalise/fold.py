@@ -74,7 +74,7 @@ class _Folder:
         centred = self.made_by.get(top)
         options = [top]
         if centred is not None and centred.function == "sub":
-            options.append(self._strip(centred.inputs[0]))
+            options.insert(0, self._strip(centred.inputs[0]))
         for x in options:
             if self.trace.shape(x) != self.trace.shape(node.output):
                 continue

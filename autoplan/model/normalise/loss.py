@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from autoplan.errors import InputError
 from autoplan.model.normalise.axes import Level, levels_of
 from autoplan.model.normalise.trace import LAYOUT, Kind, Node, Trace
 
 _HEAVY = (Kind.EINSUM, Kind.CONV, Kind.ATTENTION)
+WORDS = {"cross_entropy": "softmax cross-entropy", "squares": "a mean of squares"}
 _LOGARITHMIC = ("exp", "log", "log_softmax", "logsumexp", "softplus")
 
 
-@dataclass(frozen=True)
-class Ending:
-    """How the graph ends. assumed: a loss was added. dropped: names of outputs that were left out."""
-
-    assumed: bool
-    dropped: tuple[str, ...]
-
-
-def end_in_loss(trace: Trace) -> Ending:
+def end_in_loss(trace: Trace) -> None:
     """Leave only what the loss needs, as one node LOSS at the end.
 
     A scalar output is the loss, and all that a training step computes besides (gradients, the update) is dropped: the
@@ -33,15 +24,19 @@ def end_in_loss(trace: Trace) -> Ending:
         raise InputError("no output depends on both the model's inputs and its parameters", where=trace.where)
     scalars = [name for name in data if trace.shape(name) == ()]
     root = scalars[0] if scalars else data[0]
-    same_shape = {value.shape for value in trace.values.values() if levels[value.name] is Level.WEIGHT}
-    dropped = () if scalars else tuple(name for name in data if name != root and trace.shape(name) not in same_shape)
+    before = sum(trace.flops(node) for node in trace.nodes)
     trace.outputs = [root]
     trace.prune()
-    logits, function = _tail(trace, levels, root) if scalars else _added(trace, levels, root)
-    shape = trace.shape(logits)[:-1] if function == "cross_entropy" else trace.shape(logits)[:1]
-    trace.outputs = [trace.add(Kind.LOSS, function, (logits,), shape, output="loss")]
+    lost = before - sum(trace.flops(node) for node in trace.nodes)
+    logits, function, axis = (*_tail(trace, levels, root), -1) if scalars else _added(trace, levels, root)
+    axis %= max(1, len(trace.shape(logits)))
+    shape = [size for index, size in enumerate(trace.shape(logits)) if index != axis]
+    trace.outputs = [trace.add(Kind.LOSS, function, (logits,), shape, output="loss", axis=axis)]
     trace.prune()
-    return Ending(not scalars, dropped)
+    if not scalars:
+        trace.assumed.append(f"its output is trained by {WORDS[function]}")
+        if lost:
+            trace.assumed.append(f"its other outputs aren't trained ({100 * lost / before:.2g} % of its FLOPs)")
 
 
 def _tail(trace: Trace, levels: dict[str, Level], root: str) -> tuple[str, str]:
@@ -85,20 +80,19 @@ def _with_bias(trace: Trace, levels: dict[str, Level], name: str, region: set[st
         name = readers[0].output
 
 
-def _added(trace: Trace, levels: dict[str, Level], root: str) -> tuple[str, str]:
-    """Return what a loss is added to, and which: a final softmax is part of it."""
+def _added(trace: Trace, levels: dict[str, Level], root: str) -> tuple[str, str, int]:
+    """Return what a loss is added to, which loss, and the axis of classes: a final softmax is part of it."""
     made_by = trace.producers()
     name = root
     while name in made_by:
         node = made_by[name]
         if node.kind is Kind.EINSUM:
             weighted = any(levels[source] is Level.WEIGHT for source in node.inputs)
-            return root, "cross_entropy" if weighted else "squares"
-        if node.kind is Kind.SOFTMAX or node.function in ("softmax", "log_softmax"):
-            root = name = node.inputs[0]
-            continue
+            return root, "cross_entropy" if weighted else "squares", -1
+        if node.kind is Kind.SOFTMAX:
+            return node.inputs[0], "cross_entropy", node.attrs["axis"]
         data = [source for source in node.inputs if levels[source] is Level.DATA]
         if node.kind not in (Kind.MAP, *LAYOUT) or len(data) != 1:
             break
         name = data[0]
-    return root, "squares"
+    return root, "squares", -1

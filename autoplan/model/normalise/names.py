@@ -59,8 +59,10 @@ def names_of(trace: Trace, dims: Dims, cores: Iterable[Core], drafts: list[Draft
             naming.call("vocab", table[:1] if not naming.of.keys() & {"vocab"} else ())
             naming.call("hidden", table[1:])
         elif draft.kind == "loss":
-            naming.call("vocab", draft.loop[-1:])
+            naming.call("vocab", [atom for atom in draft.loop if atom not in draft.output])
     naming.call("hidden", _stream(naming, drafts) if cores or tokens else ())
+    for draft in drafts:
+        naming.call("positions", [atom for param in draft.params if param.name == "position" for atom in param.atoms])
     for draft in drafts:
         for atom, called in draft.called.items():
             naming.call({"inputs": "channels", "seq_in": SEQ}.get(called, called), (atom,), group=False)
@@ -137,7 +139,8 @@ class Finisher:
 
     def _as_looped(self, draft: Draft, atoms: Atoms) -> Atoms:
         """Return a weight's atoms in the order of the loop: how it is stored doesn't matter to its layouts."""
-        return tuple(sorted(atoms, key=draft.loop.index)) if set(atoms) <= set(draft.loop) else atoms
+        product = draft.kind in ("contraction", "convolution", "embedding")
+        return tuple(sorted(atoms, key=draft.loop.index)) if product and set(atoms) <= set(draft.loop) else atoms
 
     def passed(self, tensor: str, x: str, name: str) -> Op:
         """Return the operator that hands the tensor called `x` on as `name`."""

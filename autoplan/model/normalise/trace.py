@@ -12,6 +12,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 Shape = tuple[int, ...]
 
 
@@ -23,6 +26,7 @@ class Source(StrEnum):
     HINT = "hint"  # an input that only masks or counts: attention masks, positions
     PARAM = "param"
     CONST = "const"
+    INITIAL = "initial"  # a real constant of a format that doesn't tell parameters from other constants
     NODE = "node"
 
 
@@ -81,13 +85,14 @@ class Node:
 class Trace:
     """A traced graph that is being made. nodes are in topological order.
 
-    where: the file or function, for errors.
+    where: the file or function, for errors. assumed: what was assumed, in words.
     """
 
     where: str
     values: dict[str, Value] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
+    assumed: list[str] = field(default_factory=list)
 
     def value(self, name: str, shape: Iterable[int], source: Source) -> str:
         """Add a value that no node makes; return its name."""
@@ -105,6 +110,20 @@ class Trace:
     def shape(self, name: str) -> Shape:
         """Return the shape of a value."""
         return self.values[name].shape
+
+    def mask(self, name: str, content: NDArray[Any] | None) -> str:
+        """Return a constant; one that masks a triangle of a square is known to (an attention under it is causal).
+
+        content: what it holds, None where that isn't known: a square then counts as a triangle, which is noted.
+        """
+        shape = self.shape(name)
+        if len(shape) < 2 or shape[-1] != shape[-2] or shape[-1] == 1 or math.prod(shape[:-2]) != 1:
+            return name
+        if content is None:
+            self.assumed.append(f"the square constant {name} is a causal mask if attention reads it")
+        elif not is_triangle(content.reshape(shape[-2:])):
+            return name
+        return self.map("tril", (name,), shape)
 
     def view(self, name: str, shape: Iterable[int]) -> str:
         """Return `name` in another shape."""
@@ -228,6 +247,15 @@ class Trace:
             keys, out = self.shape(node.inputs[1])[-2], self.shape(node.output)[-1]
             return 2 * math.prod(batch) * heads * queries * keys * (width + out)
         return 0
+
+
+def is_triangle(square: NDArray[Any]) -> bool:
+    """Whether a square has one value above its diagonal and another on it and below."""
+    if (square[0, 1:] != square[0, -1]).any() or square[0, 0] == square[0, -1]:
+        return False
+    lower = np.tril(np.ones(square.shape, bool))
+    inside, outside = square[lower], square[~lower]
+    return bool((inside == inside[0]).all() and (outside == outside[0]).all() and inside[0] != outside[0])
 
 
 def broadcast_shape(shapes: Sequence[Shape]) -> Shape:
