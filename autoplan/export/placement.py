@@ -137,11 +137,13 @@ class Program:
     """A chain of layers as one training step: each reads what the one before has made.
 
     moments: numbers of optimizer state a parameter. fused: whether contractions of one tensor are written as one.
+    regather: whether weights that ZeRO-3 splits are gathered again for the backward pass.
     """
 
     layers: tuple[PlacedLayer, ...]
     moments: int = 0
     fused: bool = True
+    regather: bool = True
 
 
 def place(problem: LayerProblem, choice: Sequence[int]) -> PlacedLayer:

@@ -20,6 +20,7 @@ from autoplan.judge import operators
 from autoplan.model.graph import TOKEN_DIMS, Op
 
 Arrays = dict[str, jax.Array]
+Run = Callable[[list[jax.Array], list[Arrays]], list[jax.Array]]
 
 RATE, DECAY = 1e-3, 0.9
 
@@ -59,7 +60,7 @@ def build(program: Program, mesh: Mesh | None) -> Step:
             for layer in program.layers:
                 own = {name: values[f"{layer.name}.{name}"] for name in _names(layer)}
                 read = inputs if out is None else dict.fromkeys(layer.inputs, out)
-                out = _layer(layer, read, own, ids, place, fused=program.fused)
+                out = _layer(program, layer, read, own, ids, place)
             assert out is not None
             return out
 
@@ -123,21 +124,24 @@ def vocabularies(program: Program) -> dict[str, int]:
     return {name: vocab for layer in program.layers for name, (_, _, vocab) in _tokens(layer)}
 
 
-def _layer(layer: PlacedLayer, tensors: Arrays, params: Mapping[str, jax.Array], ids: Arrays, place: _Placer, *,
-           fused: bool) -> jax.Array:
+def _layer(program: Program, layer: PlacedLayer, tensors: Arrays, params: Mapping[str, jax.Array], ids: Arrays,
+           place: _Placer) -> jax.Array:
     """Run a layer's operators in order and return the last one's output."""
     tensors = {name: place(array, *layer.tensors.get(name, ())) for name, array in tensors.items()}
-    for siblings in _siblings(layer.ops) if fused else [[one] for one in layer.ops]:
-        for one, out in zip(siblings, _outputs(layer, siblings, tensors, params, ids, place), strict=True):
+    for siblings in _siblings(layer.ops) if program.fused else [[one] for one in layer.ops]:
+        run, given = _operator(layer, siblings, tensors, params, ids, place)
+        gathered = any(param.zero == 3 for one in siblings for param in one.params)
+        outputs = (jax.checkpoint(run) if gathered and program.regather else run)(*given)
+        for one, out in zip(siblings, outputs, strict=True):
             made = out if one.output is None else place(out, one.output)
             name = one.op.output.tensor
             tensors[name] = place(made, *layer.tensors.get(name, ()))
     return place(tensors[layer.ops[-1].op.output.tensor], layer.output[1])
 
 
-def _outputs(layer: PlacedLayer, siblings: Sequence[PlacedOp], tensors: Arrays, params: Mapping[str, jax.Array],
-             ids: Arrays, place: _Placer) -> list[jax.Array]:
-    """Return the outputs of operators that run as one. Weights that ZeRO-3 splits are gathered again going back."""
+def _operator(layer: PlacedLayer, siblings: Sequence[PlacedOp], tensors: Arrays, params: Mapping[str, jax.Array],
+              ids: Arrays, place: _Placer) -> tuple[Run, tuple[list[jax.Array], list[Arrays]]]:
+    """Return a function of inputs and stored parameters that runs some operators as one, and its arguments."""
     one = siblings[0]
     inputs = [place(tensors[operand.tensor], axes) for operand, axes in zip(one.op.inputs, one.inputs, strict=True)]
     if one.op.kind in TOKEN_READERS:
@@ -153,9 +157,7 @@ def _outputs(layer: PlacedLayer, siblings: Sequence[PlacedOp], tensors: Arrays, 
             return _together([sibling.op for sibling in siblings], inputs[0], read)
         return [operators.compute(one.op, inputs, read[0])]
 
-    gathered = any(param.zero == 3 for sibling in siblings for param in sibling.params)
-    stored = [{param.name: params[param.name] for param in sibling.params} for sibling in siblings]
-    return (jax.checkpoint(run) if gathered else run)(inputs, stored)
+    return run, (inputs, [{param.name: params[param.name] for param in sibling.params} for sibling in siblings])
 
 
 def _siblings(ops: Sequence[PlacedOp]) -> list[list[PlacedOp]]:

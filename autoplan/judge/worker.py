@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,13 +50,19 @@ def _virtual_devices(count: int) -> None:
 
 def compiled(program: Program) -> Compiled:
     """Compile a program for its mesh and read off what it does. No data is allocated."""
-    import jax
-
     from autoplan.judge.program import build, devices_mesh
 
     step = build(program, devices_mesh(program.layers[0]))
-    done = jax.jit(step.run, in_shardings=step.shardings, out_shardings=step.results,
-                   keep_unused=True).lower(*step.arguments).compile(QUICK)
+    return compile_step(step.run, step.arguments, step.shardings, step.results)
+
+
+def compile_step(run: Callable[..., object], arguments: tuple[object, ...], shardings: object,
+                 results: object) -> Compiled:
+    """Compile a function for arguments and results of given shapes and shardings, and read off what it does."""
+    import jax
+
+    done = jax.jit(run, in_shardings=shardings, out_shardings=results,
+                   keep_unused=True).lower(*arguments).compile(QUICK)
     cost = done.cost_analysis() or {}
     return Compiled(sent(done.as_text() or ""), done.memory_analysis().argument_size_in_bytes,
                     float(cost.get("flops", float("nan"))))
