@@ -278,14 +278,16 @@ def _check_schedule(pins: Pins, chain: Chain, workload: Workload) -> None:
     name = "zero-bubble V" if schedule is Schedule.ZB_V else "interleaved 1F1B"
     if pins.pp == 1:
         raise InputError(f"{name} needs at least 2 stages", key="pp", found=1)
+    if schedule is Schedule.ZB_V and pins.virtual_stages != V_CHUNKS:
+        raise InputError(f"{name} has {V_CHUNKS} virtual stages", key="virtual_stages", found=pins.virtual_stages)
     if pins.virtual_stages == 1:
         raise InputError(f"{name} needs at least 2 virtual stages", key="virtual_stages", found=1)
     if pins.pp is None:
         return
     v = pins.virtual_stages or 1
     if v > 1 and not interleaved_slots(chain, pins.pp, v):
-        raise InputError(f"{name} needs equal chunks; {chain.count} layers ({chain.length} with both ends) don't divide "
-                         f"into {pins.pp} stages of {v}", key="virtual_stages", found=v)
+        raise InputError(f"{name} needs equal chunks; {chain.count} layers ({chain.length} with both ends) don't "
+                         f"divide into {pins.pp} stages of {v}", key="virtual_stages", found=v)
     m = pins.num_micro_batches
     if m is None and pins.dp is not None and pins.micro_batch_size is not None:
         m = workload.global_batch_size // (pins.dp * pins.micro_batch_size)
