@@ -101,18 +101,14 @@ def _vee(stage: int, p: int, m: int) -> Order:
     """
     if m < 2 * p - 1:
         raise ValueError(f"{m} micro-batches don't fill {p} stages there and back")
-    f, b, w = Kind.FORWARD, Kind.BACKWARD, Kind.WEIGHT
-    there, back = 0, 1
-    pieces = [(f, there)] * (2 * (p - stage) - 1) + [(f, back), (f, there)] * stage
-    pieces += [(f, back), (b, back), (w, back)] * (p - stage)
-    begun = 2 * p - 1 - stage  # forward passes of the first chunk so far
-    both = [(b, there), (w, there), (f, back), (b, back), (w, back)]
-    pieces += [(f, there), *both] * (m - begun) + both * (begun - p)
-    pieces += [(b, there), (b, back)] * stage + [(b, there), (w, there)] * (p - stage)
-    pieces += [(w, back)] * stage + [(w, there)] * stage
-    kind, chunk = np.array(pieces, dtype=np.int64).T
+    f, b, w = (2 * np.array(kind) + np.arange(2) for kind in Kind)  # a piece of work is 2 · kind + chunk
+    begun = 2 * p - 1 - stage  # forward passes of the first chunk before the two alternate
+    both = [b[0], w[0], f[1], b[1], w[1]]
+    parts = [([f[0]], 2 * (p - stage) - 1), ([f[1], f[0]], stage), ([f[1], b[1], w[1]], p - stage),
+             ([f[0], *both], m - begun), (both, begun - p), ([b[0], b[1]], stage), ([b[0], w[0]], p - stage),
+             ([w[1]], stage), ([w[0]], stage)]
+    pieces = np.concatenate([np.tile(np.array(some, np.int64), times) for some, times in parts])
     which = np.empty(len(pieces), np.int64)
-    for one in (f, b, w):
-        for half in (there, back):
-            which[(kind == one) & (chunk == half)] = np.arange(m)
-    return Order(kind, which, chunk)
+    for one in (*f, *b, *w):
+        which[pieces == one] = np.arange(m)
+    return Order(pieces // 2, which, pieces % 2)

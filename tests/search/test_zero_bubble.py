@@ -67,8 +67,8 @@ def test_zero_bubbles_are_only_searched_when_asked_for() -> None:
 
 def test_another_solver_finds_the_same() -> None:
     """HiGHS solves each stage as one programme; of V's the first stage holds both ends of the model."""
-    asked: dict[str, Any] = {"global_batch_size": 16, "fix": {"schedule": "zb_v", "pp": 4, "tp": 1}, "gap": NAMED_ONLY, "top": 1,
-             "recompute": "none", "zero": 0, "micro_batch_size": 1}
+    asked: dict[str, Any] = {"global_batch_size": 16, "fix": {"schedule": "zb_v", "pp": 4, "tp": 1}, "zero": 0,
+                             "recompute": "none", "micro_batch_size": 1, "gap": NAMED_ONLY, "top": 1}
     plans = [autoplan.plan(MODEL, "dgx-h100:8", solver=solver, **asked) for solver in ("auto", "highs")]
     times = [plan.predicted.iteration_time_s for plan in plans]
     assert times[1] == pytest.approx(times[0], rel=1e-6)
