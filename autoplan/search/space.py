@@ -169,6 +169,8 @@ def _with_expert_axis(cluster: Cluster, one: Mesh, chain_: Chain, pins: Pins) ->
     Unless ep is fixed, experts are spread within a node, or as far as they and the data axis go.
     """
     yield one
+    if not chain_.experts:
+        return
     dp, *rest = one.shape
     largest = gcd(dp, chain_.experts)
     for size in divisors(largest)[1:]:

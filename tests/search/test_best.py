@@ -124,6 +124,14 @@ def test_cut_is_the_best_of_all_cuts():
     assert fitted > 10 and unfit > 10  # memory mattered
 
 
+def test_every_candidate_is_another_way_to_run():
+    """A dense model has no experts to spread, so no mesh has an axis for them."""
+    for pricer in SMALL:
+        found = searched(pricer)
+        assert len(set(found)) == len(found)
+        assert {axis for one in found for axis in one.mesh.names} == {"data", "model"}
+
+
 def test_solve_respects_its_upper_bound():
     pricer, candidate = next((pricer, one) for pricer, one in UNIFORM if one.num_stages == 2)
     found = solve(pricer, candidate, Recompute.NONE, 0)
