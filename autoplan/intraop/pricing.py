@@ -20,7 +20,7 @@ from autoplan.model import ops
 from autoplan.model.graph import BATCH, KV_SEQ, SEQ, Op, Param
 from autoplan.model.ops.loss import EXCHANGED_BYTES
 from autoplan.model.ops.work import AttentionCore, Gemm, Kernel, Numerics
-from autoplan.runtimes import Runtime
+from autoplan.runtimes import Runtime, TensorOverlap
 from autoplan.sharding import PARTIAL, Collective, Conversions
 from autoplan.workload import Attention, Workload
 
@@ -54,7 +54,8 @@ class Setting:
     @cached_property
     def numerics(self) -> Numerics:
         """Element size, and whether attention is fused."""
-        return Numerics(self.workload.precision.bytes, self.attention.fused, self.workload.dropout)
+        return Numerics(self.workload.precision.bytes, self.attention.fused, self.workload.dropout,
+                        self.runtime.fused_loss)
 
     @property
     def attention(self) -> Attention:
@@ -65,6 +66,11 @@ class Setting:
     def accumulates(self) -> bool:
         """Whether a weight's gradient is added to an fp32 one."""
         return self.workload.grad_bytes > self.workload.precision.bytes
+
+    @property
+    def chunks(self) -> int:
+        """Parts into which a layer's products are cut along tokens, to run beside their collectives."""
+        return self.tensor_ranks if self.runtime.overlap.tensor is TensorOverlap.CHUNKED else 1
 
     @property
     def tensor_ranks(self) -> int:
@@ -156,8 +162,10 @@ class Setting:
         dtype = self.workload.precision.stored.value
         if isinstance(kernel, Gemm):
             products = self.workload.precision.value if low_precision else dtype
-            return np.asarray(self.costs.matmul(kernel.m, kernel.n, kernel.k, batch=kernel.batch, dtype=products,
-                                                accumulate=kernel.gradient and self.accumulates))
+            parts = 1 if kernel.gradient or not low_precision else self.chunks
+            return parts * np.asarray(self.costs.matmul(
+                kernel.m / parts, kernel.n, kernel.k, batch=kernel.batch, dtype=products,
+                accumulate=kernel.gradient and self.accumulates))
         if isinstance(kernel, AttentionCore):
             return np.asarray(self.costs.attention(
                 batch=kernel.batch, heads=kernel.heads, kv_heads=kernel.kv_heads, q_len=kernel.q_len,
@@ -172,7 +180,7 @@ def op_terms(chosen: OpStrategies, setting: Setting) -> Array:
     """Return the cost vectors [K, NUM_TERMS] of an operator's strategies, without its parameters and operands."""
     work = ops.work(chosen.op, chosen.local, setting.numerics)
     terms = np.zeros((chosen.count, NUM_TERMS))
-    low = bool(chosen.op.attr("low_precision", True))
+    low = not any(dim.name == "vocab" for dim in chosen.op.dims)  # Transformer Engine leaves the head in bf16
     for kernel in work.forward:
         terms[:, Term.FORWARD] += setting.seconds(kernel, low_precision=low)
     for kernel in work.backward:

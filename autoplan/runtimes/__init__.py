@@ -64,7 +64,8 @@ class Runtime:
     16-bit gradients of a whole micro-batch are held beside the fp32 ones they are added to. extra_in_flight,
     keeps_outputs: micro-batches that 1F1B holds beyond its count, and whether a stage keeps what it has sent on.
     scatters_sends: whether each rank of a tensor-parallel group sends its part of a tensor that all hold, to be
-    gathered on arrival. recomputes_ends: whether full recompute runs embedding and head again too. operation_seconds:
+    gathered on arrival. recomputes_ends: whether full recompute runs embedding and head again too. fused_loss:
+    whether softmax and cross-entropy are one kernel that keeps 16-bit logits. operation_seconds:
     the host's time to launch one operator's kernels, one way. grad_dtype, reduce_dtype: of gradients as they accumulate
     and as they travel, unless the workload says (None: as the weights). zero, pipeline_zero: ZeRO stages it offers,
     without and with pipeline stages. free: whether it runs any sharding, not only named recipes. roles: what a mesh
@@ -87,6 +88,7 @@ class Runtime:
     keeps_outputs: bool
     scatters_sends: bool
     recomputes_ends: bool
+    fused_loss: bool
     overlap: Overlap
     operation_seconds: float
     grad_dtype: Precision | None
@@ -141,6 +143,7 @@ def load(name: str) -> Runtime:
         keeps_low_precision_gradients=bool(data["memory"]["keeps_low_precision_gradients"]),
         extra_in_flight=int(data["memory"]["extra_in_flight"]), keeps_outputs=bool(data["memory"]["keeps_outputs"]),
         scatters_sends=bool(data["scatters_sends"]), recomputes_ends=bool(data["recomputes_ends"]),
+        fused_loss=bool(data["fused_loss"]),
         overlap=Overlap(gradients=overlap["gradients"], parameters=overlap["parameters"],
                         tensor=TensorOverlap(overlap["tensor"]), sends=overlap["sends"],
                         slowdown=float(overlap["slowdown"])),

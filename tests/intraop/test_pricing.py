@@ -13,7 +13,7 @@ from autoplan.cost.model import CostModel
 from autoplan.intraop import pricing
 from autoplan.intraop.pricing import Setting
 from autoplan.intraop.strategies import enumerate_all, strategies
-from autoplan.intraop.terms import Term, conversion_weights, criteria
+from autoplan.intraop.terms import Policy, Term, conversion_weights, criteria
 from autoplan.model.graph import Op
 from autoplan.runtimes import load as load_runtime
 from autoplan.sharding import PARTIAL, REPLICATED
@@ -115,7 +115,7 @@ def test_recompute_moves_what_is_saved_and_runs_what_was_dropped() -> None:
     ones = np.zeros(len(Term))
     ones[[Term.FORWARD, Term.BACKWARD, Term.CORE, Term.CONVERT_FORWARD, Term.REGATHER]] = 1, 10, 100, 1000, 10_000
     ones[[Term.SAVED, Term.SCORES, Term.BOUNDARY]] = 1, 10, 100
-    time, _, _, saved, transient, _ = zip(*(ones @ criteria(recompute) for recompute in Recompute), strict=True)
+    time, _, _, saved, transient, _ = zip(*(ones @ criteria(Policy(recompute)) for recompute in Recompute), strict=True)
     assert dict(zip(Recompute, time, strict=True)) == {
         Recompute.NONE: 11_011, Recompute.SELECTIVE: 11_111, Recompute.FULL: 2_012}
     assert dict(zip(Recompute, saved, strict=True)) == {

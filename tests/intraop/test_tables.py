@@ -23,7 +23,7 @@ from autoplan.intraop.problem import IntraOpProblem, UsageTerm
 from autoplan.intraop.solve import solve
 from autoplan.intraop.solve.frontier import FINEST
 from autoplan.intraop.tables import LayerTable, StageTable, layer_table, restrict
-from autoplan.intraop.terms import Criterion, conversion_weights, criteria
+from autoplan.intraop.terms import Criterion, Policy, conversion_weights, criteria
 from autoplan.sharding import codes_to_index
 from autoplan.workload import Recompute
 
@@ -42,14 +42,14 @@ def exact_table(problem: LayerProblem, recompute: Recompute, m: int, in_flight: 
                 keep: tuple[str, ...] = ()) -> LayerTable:
     """The table without listing (which keeps dominated rows) and without rounding."""
     with patch.object(tables, "FEW", 0), patch.object(tables, "RESOLUTION", FINEST):
-        return layer_table(problem, recompute, m, in_flight, keep)
+        return layer_table(problem, Policy(recompute), m, in_flight, keep)
 
 
 def check_pareto(problem: LayerProblem, table: LayerTable, recompute: Recompute, m: int, in_flight: tuple[float, float],
                  tolerance: Array | float, *, minimal: bool) -> None:
     """Every choice is matched by a row of its boundary; no row is beaten by a choice. tolerance: of each functional."""
     choices, terms = every_choice(problem)
-    everything = functionals(terms @ criteria(recompute), m, *in_flight)
+    everything = functionals(terms @ criteria(Policy(recompute)), m, *in_flight)
     rows = functionals(table.values, m, *in_flight)
     assert problem.input is not None
     for boundary in np.unique(choices[:, problem.input]):
@@ -70,10 +70,10 @@ def test_a_layer_table_is_the_brute_force_pareto_set(
     in_flight = (1.0, float(most))
     table = exact_table(problem, recompute, m, in_flight)
     _, terms = every_choice(problem)
-    noise = 1e-9 * functionals(terms @ criteria(recompute), m, *in_flight).max(axis=0)
+    noise = 1e-9 * functionals(terms @ criteria(Policy(recompute)), m, *in_flight).max(axis=0)
     check_pareto(problem, table, recompute, m, in_flight, noise, minimal=True)
     for row, values in zip(table.choice, table.values, strict=True):
-        assert values == pytest.approx(problem.terms(row) @ criteria(recompute), rel=1e-12)
+        assert values == pytest.approx(problem.terms(row) @ criteria(Policy(recompute)), rel=1e-12)
 
 
 @settings(max_examples=15, deadline=None)
@@ -82,9 +82,9 @@ def test_rounding_and_listing_miss_no_trade_off_by_more_than_they_say(
         problem: LayerProblem, recompute: Recompute, m: int) -> None:
     """The bound of `frontier`: 2 · (nodes + edges) · resolution · (the greatest entry of every node and edge)."""
     in_flight = (1.0, 4.0)
-    table = layer_table(problem, recompute, m, in_flight)
+    table = layer_table(problem, Policy(recompute), m, in_flight)
     forward, backward = conversion_weights(recompute)
-    total = np.sum([functionals(node.terms @ criteria(recompute), m, *in_flight).max(axis=0)
+    total = np.sum([functionals(node.terms @ criteria(Policy(recompute)), m, *in_flight).max(axis=0)
                     for node in problem.nodes], axis=0)
     for edge in problem.edges:
         cost = forward * edge.forward + backward * edge.backward
@@ -98,7 +98,7 @@ def test_rounding_and_listing_miss_no_trade_off_by_more_than_they_say(
 def test_scalar_elimination_and_the_milp_are_the_brute_force_optimum(
         problem: LayerProblem, recompute: Recompute, m: int) -> None:
     _, terms = every_choice(problem)
-    values = terms @ criteria(recompute)
+    values = terms @ criteria(Policy(recompute))
     best = (m * values[:, Criterion.T_MICRO_BATCH] + values[:, Criterion.T_STEP]).min()
     ilp = unrolled([(problem, 1)], recompute, m, 1.0, np.inf)
     for solver in ("elimination", "highs"):
@@ -135,7 +135,7 @@ def unrolled(parts: list[tuple[LayerProblem, int]], recompute: Recompute, m: int
 
     A layer's transient bytes live while it runs, an operator's workspace while that runs; all else lives always.
     """
-    weights = criteria(recompute)
+    weights = criteria(Policy(recompute))
     forward, backward = conversion_weights(recompute)
     names, costs, usages, edges, matrices, starts = [], [], [], [], [], []
     end = sum(len(problem.nodes) for problem, _ in parts)
@@ -190,7 +190,7 @@ def test_a_stage_of_equal_layers_is_the_tied_milp(problem: LayerProblem, recompu
     table = exact_table(problem, recompute, m, (1.0, 3.0))
     in_flight = data.draw(st.sampled_from([1.0, 2.0, 3.0]))
     _, terms = every_choice(problem)
-    values = terms @ criteria(recompute)
+    values = terms @ criteria(Policy(recompute))
     peak = peak_bytes(layers * values[:, Criterion.STATE], layers * values[:, Criterion.SAVED],
                       values[:, Criterion.TRANSIENT] + values[:, Criterion.WORKSPACE], in_flight,
                       problem.setting.runtime)
@@ -274,7 +274,7 @@ def test_sends_count_once_a_boundary_and_virtual_stage() -> None:
     graph = model(vocab_size=4096)
     setting = real_setting((2,), 4, 512)
     made = [layer_problem(graph.layer(index), setting, roles=("tensor",)) for index in (0, 1, 3)]
-    rows = [layer_table(part, Recompute.NONE, 4, (1.0, 1.0)) for part in made if part is not None]
+    rows = [layer_table(part, Policy(Recompute.NONE), 4, (1.0, 1.0)) for part in made if part is not None]
     once = float(setting.costs.p2p(4 * 512 * 512 * 2, NEIGHBOUR))
     for stages, sends in ((2, 1), (4, 3)):
         stage = StageTable(setting, Recompute.NONE, 4, *rows, rows[2], None, NEIGHBOUR, stages, sends)
@@ -292,7 +292,7 @@ def test_hidden_sends_cost_one_way_through_the_pipeline_a_step() -> None:
     for setting, stages, sends, expected in (
             (hidden, 4, 3, [0.0, 4 * once]), (hidden, 4, 1, [once, 0.0]), (waited, 4, 3, [3 * once, 0.0])):
         made = [layer_problem(graph.layer(index), setting, roles=("tensor",)) for index in (0, 1, 3)]
-        rows = [layer_table(part, Recompute.NONE, 4, (1.0, 1.0)) for part in made if part is not None]
+        rows = [layer_table(part, Policy(Recompute.NONE), 4, (1.0, 1.0)) for part in made if part is not None]
         stage = StageTable(setting, Recompute.NONE, 4, *rows, rows[2], None, NEIGHBOUR, stages, sends)
         row = int(stage.best(first=True, last=False, layers=np.array([2]), in_flight=np.array([1.0])).row[0, 0])
         assert stage.sent(True, False, row, 2) == pytest.approx(expected)
@@ -307,7 +307,7 @@ def test_tied_embeddings_cost_one_copy_on_one_stage_and_a_reduction_on_two() -> 
     whole = layer_problem(chain[2], setting, roles=("tensor",), shared=frozenset({tied[1]}))
     assert whole is not None
     kept = [problem for problem in (*made, whole) if problem is not None]
-    first, layer, last, shared = (layer_table(problem, Recompute.NONE, 4, (1.0, 1.0)) for problem in kept)
+    first, layer, last, shared = (layer_table(problem, Policy(Recompute.NONE), 4, (1.0, 1.0)) for problem in kept)
     table_bytes = 4096 * 512 / 2 * (2 + 2 + 12)
     state = Criterion.STATE
     assert last.values[0, state] - shared.values[0, state] == pytest.approx(table_bytes)

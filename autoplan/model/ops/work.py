@@ -75,12 +75,13 @@ class Work:
 
 @dataclass(frozen=True)
 class Numerics:
-    """What an operator's bytes depend on besides its sizes: bytes an element, whether attention is fused, and whether
-    dropout keeps its masks (a byte an element)."""
+    """What an operator's bytes depend on besides its sizes: bytes an element, whether attention is fused, whether
+    dropout keeps its masks (a byte an element), and whether softmax and cross-entropy are one kernel in 16 bits."""
 
     element_bytes: int
     flash: bool
     dropout: bool = False
+    fused_loss: bool = False
 
 
 def volume(sizes: Sizes, dims: tuple[str, ...]) -> Array:
