@@ -167,14 +167,18 @@ def test_bounds_of_free_shardings_bound(data):
 
 
 def test_free_shardings_are_no_slower_than_recipes():
-    for pricer, candidate in FREE:
+    """Up to rounding on one stage. Of several each has its least m · t + step, which is near its part of the whole."""
+    pair = pricer_of(llama(layers=3), cluster("dgx-h100:2"), 8)
+    alone = [(pair, candidate) for candidate in searched(pair, named=False) if candidate.num_stages == 1]
+    for pricer, candidate in (*FREE, *alone):
+        slack = 1e-4 if candidate.num_stages == 1 else 0.03
         if candidate.micro_batch_size > 1:
             continue
         found = solve(pricer, candidate, Recompute.NONE, 1)
         for roles in (("data", "tensor"), ("data", "tensor_sequence")):
             named = solve(pricer, replace(candidate, roles=roles), Recompute.NONE, 1)
             if named is not None:
-                assert found is not None and found.objective <= named.objective * (1 + 1e-4)
+                assert found is not None and found.objective <= named.objective * (1 + slack)
 
 
 @settings(max_examples=50, deadline=None)
