@@ -11,11 +11,12 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from autoplan.cluster import Axis, Mesh, load
+from autoplan.cluster import Axis, Cluster, Mesh, load
 from autoplan.cluster.mesh import divisors
 from autoplan.cost.model import CostModel, Group
 from autoplan.intraop.layer_problem import LayerProblem, LayoutNode, ParamNode, layer_problem
@@ -40,11 +41,17 @@ RAISE = 2.0**-24  # how much a price is raised to see what is bought at it
 ONE_RATHER_THAN_TWO, SMALL_GROUPS = 2.0**-10, 2.0**-20
 
 
+@cache
+def _any_cluster() -> Cluster:
+    """Return a cluster, whose figures play no part."""
+    return load("dgx-h100:8")
+
+
 class BytePrices(CostModel):
     """Prices in bytes that a device sends. raised: the kind and group size whose price is raised by `RAISE`."""
 
     def __init__(self, raised: tuple[Collective, int] | None = None) -> None:
-        super().__init__(load("dgx-h100:8"))  # whose figures play no part
+        super().__init__(_any_cluster())
         self.raised = raised
 
     def matmul(self, m: ArrayLike, n: ArrayLike, k: ArrayLike, *, batch: ArrayLike = 1, **_: object) -> Array:

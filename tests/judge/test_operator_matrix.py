@@ -5,51 +5,58 @@ from __future__ import annotations
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
-from compiler_matrix import AXIS_BY_AXIS, MESHES, OWN_ROWS, REPEATED_HEADS, Case, agrees, by_kind, cases, operators
+from compiler_matrix import AXIS_BY_AXIS, MESHES, OWN_ROWS, REPEATED_HEADS, Case, agrees, cases, operators
 
 from autoplan.judge.hlo import Sent
-from autoplan.judge.worker import Compiled, compiled
+from autoplan.judge.worker import compiled
+from autoplan.sharding import Collective
 
 STRIDE = 8  # of each operator's strategies on a mesh every eighth is compiled here; benchmarks/compiler_matrix.py: all
+EXCEPTIONS = ("norm1", "attention", "position")  # operators of which all strategies that XLA is known for are compiled
 OPS = operators()
-SAMPLE = {str(case): case for index, (name, op) in enumerate(OPS.items()) for shape in MESHES
-          for case in list(cases(name, op, shape))[index % STRIDE::STRIDE]}
-KNOWN = {str(case): case for name in ("norm1", "attention", "position", "embedding") for shape in ((2, 4),)
-         for case in cases(name, OPS[name], shape) if case.known}
+
+Judged = list[tuple[Case, Sent]]
 
 
 @pytest.fixture(scope="module")
-def got(pool: ProcessPoolExecutor) -> dict[str, Sent]:
-    every = SAMPLE | KNOWN
-    results: list[Compiled] = list(pool.map(compiled, [case.program for case in every.values()]))
-    return {name: one.sent for name, one in zip(every, results, strict=True)}
+def judged(pool: ProcessPoolExecutor) -> Judged:
+    chosen: dict[str, Case] = {}
+    for index, (name, op) in enumerate(OPS.items()):
+        for shape in MESHES:
+            every = list(cases(name, op, shape))
+            known = [case for case in every if case.known and name in EXCEPTIONS and shape == MESHES[0]]
+            chosen |= {str(case): case for case in (*every[index % STRIDE::STRIDE], *known)}
+    results = pool.map(compiled, [case.program for case in chosen.values()])
+    return [(case, one.sent) for case, one in zip(chosen.values(), results, strict=True)]
 
 
-@pytest.mark.parametrize("name", [name for name, case in SAMPLE.items() if case.known is None])
-def test_a_strategy_sends_what_xla_emits(name: str, got: dict[str, Sent]) -> None:
-    assert agrees(SAMPLE[name].predicted, got[name]), (SAMPLE[name].predicted, got[name])
+@pytest.mark.parametrize("name", OPS)
+def test_strategies_send_what_xla_emits(name: str, judged: Judged) -> None:
+    for case, got in judged:
+        if case.name == name and case.known is None:
+            assert agrees(case.predicted, got), (str(case), case.predicted, got)
 
 
-@pytest.mark.parametrize("name", KNOWN)
-def test_where_xla_is_known_to_do_otherwise_it_sends_more(name: str, got: dict[str, Sent]) -> None:
+@pytest.mark.parametrize("known", [AXIS_BY_AXIS, REPEATED_HEADS, OWN_ROWS])
+def test_where_xla_is_known_to_do_otherwise_it_sends_more(known: str, judged: Judged) -> None:
     """But for the rows of learned positions, where it sends less: runtimes reduce the whole table."""
-    case = KNOWN[name]
-    ours, theirs = sum(case.predicted.values()), sum(got[name].values())
-    assert ours > theirs if case.known == OWN_ROWS else ours < theirs
-    assert not agrees(case.predicted, got[name])
+    some = [(case, got) for case, got in judged if case.known == known]
+    assert some
+    for case, got in some:
+        ours, theirs = sum(case.predicted.values()), sum(got.values())
+        assert theirs < ours if known == OWN_ROWS else ours < theirs, (str(case), case.predicted, got)
 
 
-def test_the_sample_has_every_kind_and_every_exception() -> None:
-    assert {OPS[case.name].kind for case in SAMPLE.values()} == {
+def test_the_sample_has_every_kind_and_every_mesh(judged: Judged) -> None:
+    assert {OPS[case.name].kind for case, _ in judged if case.known is None} == {
         "attention", "contraction", "elementwise", "embedding", "loss", "norm"}
-    assert {case.known for case in KNOWN.values()} == {AXIS_BY_AXIS, OWN_ROWS, REPEATED_HEADS}
-    assert len(SAMPLE) > 90
+    assert {case.shape for case, _ in judged} == set(MESHES)
+    assert len(judged) > 90 and sum(bool(got) for _, got in judged) > 50
 
 
 def test_agreeing_is_by_kind_of_collective() -> None:
-    one = next(case for case in SAMPLE.values() if len(by_kind(case.predicted, {})) == 1)
-    assert isinstance(one, Case)
-    ((kind, size), nbytes), = list(one.predicted.items())[:1]
-    assert agrees({(kind, size): nbytes}, {(kind, 2 * size): nbytes * (1 + 5e-4)})
-    assert not agrees({(kind, size): nbytes}, {(kind, size): nbytes * 1.01})
-    assert not agrees({(kind, size): nbytes}, {})
+    one: Sent = {(Collective.ALL_REDUCE, 4): 1000.0}
+    assert agrees(one, {(Collective.ALL_REDUCE, 8): 1000.5})
+    assert not agrees(one, {(Collective.ALL_REDUCE, 4): 1010.0})
+    assert not agrees(one, {(Collective.REDUCE_SCATTER, 4): 1000.0})
+    assert not agrees(one, {})
