@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -50,12 +50,25 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class Conflict:
+    """Why nothing fits: at start ≤ t < end every choice holds at least `excess` bytes more than the limit.
+
+    Without a window (start is None) no choice has finite cost.
+    """
+
+    start: int | None
+    end: int | None
+    excess: float
+
+
+@dataclass(frozen=True)
 class Solution:
     """What a solver found.
 
     choice: one strategy a node, None if none was found. cost: its seconds, inf without choice. lower_bound: seconds no
     choice can beat. gap: (cost − lower_bound) / |cost|. status: `optimal` (proven), `feasible` (not proven),
     `infeasible` (proven), `time_limit` (nothing found in time). solver: who found it. seconds: wall time, not compared.
+    conflict: why nothing fits, where that is known.
     """
 
     choice: tuple[int, ...] | None
@@ -65,9 +78,17 @@ class Solution:
     status: Status
     solver: str
     seconds: float = field(default=0.0, compare=False)
+    conflict: Conflict | None = None
 
 
-def solution(problem: IntraOpProblem, choice: Sequence[int] | None, status: Status, solver: str, *,
+class Priceable(Protocol):
+    """A problem that can price a choice."""
+
+    def evaluate(self, choice: Sequence[int]) -> Evaluation:
+        """Price `choice` (one strategy index a node) and check it against the limit at every time."""
+
+
+def solution(problem: Priceable, choice: Sequence[int] | None, status: Status, solver: str, *,
              lower_bound: float = -math.inf, seconds: float = 0.0) -> Solution:
     """Build the `Solution` of a choice, re-priced on `problem`; of `optimal` ones the bound is the cost itself."""
     if choice is None:
@@ -137,14 +158,9 @@ class IntraOpProblem:
         parts += [float(c[choice[u], choice[v]]) for (u, v), c in zip(self.edges, self.edge_costs, strict=True)]
         total = math.fsum(parts)
         held = [(t.start, t.end, float(t.usage[choice[t.node]])) for t in self.usages if t.start < t.end]
-        if not held:
-            return Evaluation(total, 0.0, None, (), math.isfinite(total))
-        start, end, used = (np.asarray(column) for column in zip(*held, strict=True))
-        times, at = np.unique(np.concatenate([start, end]), return_inverse=True)
-        level = np.bincount(at, np.concatenate([used, -used]), times.size).cumsum()[:-1]
-        top = int(level.argmax())
-        violated = _windows(times, level - self.limit, self.tolerance)
-        return Evaluation(total, float(level[top]), int(times[top]), violated, math.isfinite(total) and not violated)
+        spans = np.array([(start, end) for start, end, _ in held], dtype=np.int64).reshape(-1, 2)
+        used = np.array([nbytes for _, _, nbytes in held])
+        return usage_windows(total, spans[:, 0], spans[:, 1], used, self.limit, self.tolerance)
 
     def live_sets(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """Return `(time, indices of the terms live then)` for the times that can bind: the maximal live sets.
@@ -162,6 +178,20 @@ class IntraOpProblem:
         for time in peaks.tolist():
             found.setdefault(tuple(index[(start <= time) & (time < end)].tolist()), time)
         return tuple((time, live) for live, time in found.items())
+
+
+def usage_windows(cost: float, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64], used: FloatArray, limit: float,
+                  tolerance: float) -> Evaluation:
+    """Return the evaluation of a choice of this cost whose i-th usage is `used[i]` bytes at start[i] ≤ t < end[i]."""
+    live = start < end
+    start, end, used = start[live], end[live], used[live]
+    if not used.size:
+        return Evaluation(cost, 0.0, None, (), math.isfinite(cost))
+    times, at = np.unique(np.concatenate([start, end]), return_inverse=True)
+    level = np.bincount(at, np.concatenate([used, -used]), times.size).cumsum()[:-1]
+    top = int(level.argmax())
+    violated = _windows(times, level - limit, tolerance)
+    return Evaluation(cost, float(level[top]), int(times[top]), violated, math.isfinite(cost) and not violated)
 
 
 def _windows(times: npt.NDArray[np.int64], excess: FloatArray, tolerance: float) -> tuple[tuple[int, int, float], ...]:

@@ -34,3 +34,24 @@ def problems(draw: st.DrawFn, *, usage: bool = True, whole: bool = False) -> Int
             terms.append(UsageTerm(i, start, start + length, rng.integers(0, 9, sizes[i]) * 1e9))
         limit = draw(st.integers(0, 30)) * 1e9
     return IntraOpProblem(tuple(f"n{i}" for i in range(n)), nodes, edges, matrices, tuple(terms), limit)
+
+
+@st.composite
+def tied_problems(draw: st.DrawFn) -> IntraOpProblem:
+    """A tree and a few more edges over 7 nodes of 3 strategies, many of whose edges tie strategies one to one."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    n = 7
+    nodes = tuple(rng.integers(0, 20, 3).astype(float) for _ in range(n))
+    edges = [(int(rng.integers(i)), i) for i in range(1, n)] + [tuple(rng.choice(n, 2).tolist()) for _ in range(2)]
+    matrices = []
+    for _ in edges:
+        matrix = rng.integers(0, 20, (3, 3)).astype(float)
+        kind = rng.integers(4)
+        if kind < 2:
+            order = rng.permutation(3) if kind == 0 else rng.integers(0, 3, 3)
+            matrix[np.arange(3)[None, :] != order[:, None]] = np.inf
+        matrices.append(matrix if rng.random() < 0.5 else matrix.T.copy())
+    terms = tuple(UsageTerm(int(rng.integers(n)), int(a), int(a + rng.integers(1, 5)), rng.integers(0, 9, 3) * 1.0)
+                  for a in rng.integers(0, 6, 6))
+    limit = float(draw(st.integers(4, 24)))
+    return IntraOpProblem(tuple(f"n{i}" for i in range(n)), nodes, tuple(edges), tuple(matrices), terms, limit)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from autoplan.errors import InputError
+from autoplan.intraop.arrays import ProblemArrays, from_problem, to_problem
 from autoplan.intraop.problem import IntraOpProblem, Solution, solution
 from autoplan.intraop.solve.brute_force import brute_force as try_every_choice
 from autoplan.intraop.solve.elimination import minimum
@@ -17,23 +18,35 @@ from autoplan.intraop.solve.graph import elimination_order
 from autoplan.intraop.solve.highs import highs as solve_by_highs
 from autoplan.intraop.solve.pulp_backend import pulp_solve
 
-SOLVERS = ("auto", "highs", "pulp:NAME", "elimination", "frontier", "brute_force")
+SOLVERS = ("auto", "highs", "pulp:NAME", "elimination", "frontier", "large", "brute_force")
+LARGE_NODES = 256
 _MAX_ENTRIES = 1 << 24  # table entries that elimination may build: 128 MiB of float64
 _MAX_FRONTIER_ENTRIES, _MAX_FRONTIER_NODES, _MAX_FRONTIER_SETS = 1 << 18, 64, 2
 
-__all__ = ["SOLVERS", "solve"]
+__all__ = ["LARGE_NODES", "SOLVERS", "solve"]
 
 
-def solve(problem: IntraOpProblem, solver: str = "auto", time_limit: float | None = None) -> Solution:
+def solve(problem: IntraOpProblem | ProblemArrays, solver: str = "auto", time_limit: float | None = None, *,
+          seed: int = 0, jobs: int | None = None) -> Solution:
     """Return the cheapest choice within the usage limit.
 
     solver: `auto`; `highs`; `pulp:NAME` for any of PuLP's; `elimination` (only while the limit doesn't bind);
-    `frontier` (few maximal live sets); `brute_force` (tiny problems). time_limit: seconds, seen by the MILP solvers.
+    `frontier` (few maximal live sets); `large` (reductions, then proof and search in worker processes); `brute_force`
+    (tiny problems). time_limit: wall seconds, seen by `large` (60 if None) and the MILP solvers. seed, jobs: see there.
 
-    `auto` eliminates where the tables are small: the optimum without the limit is the answer if it fits, and a bound
-    otherwise. Where the limit binds, a narrow problem with few maximal live sets goes to `frontier`, others to HiGHS.
+    `auto` gives problems of more than `LARGE_NODES` nodes to `large`. It eliminates where the tables are small: the
+    optimum without the limit is the answer if it fits, and a bound otherwise. Where the limit binds, a narrow problem
+    with few maximal live sets goes to `frontier`, others to HiGHS.
     Raises InputError if the solver is unknown, isn't available or can't solve this problem.
     """
+    nodes = problem.num_nodes if isinstance(problem, ProblemArrays) else len(problem.costs)
+    if solver == "large" or (solver == "auto" and nodes > LARGE_NODES):
+        from autoplan.intraop.solve.large.drive import solve_arrays
+
+        arrays = problem if isinstance(problem, ProblemArrays) else from_problem(problem)
+        return solve_arrays(arrays, time_limit, seed, jobs)
+    if isinstance(problem, ProblemArrays):
+        problem = to_problem(problem)
     if solver == "auto":
         return _auto(problem, time_limit)
     if solver == "highs":

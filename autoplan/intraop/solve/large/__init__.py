@@ -1,0 +1,1 @@
+"""The solver of large instances: exact reductions, then a MILP or a priced search of the core that is left."""
