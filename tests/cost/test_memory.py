@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -43,8 +45,8 @@ def test_gradients_may_be_kept_in_fp32() -> None:
     (None, 0, 2 + 2 + 12 + 4), (None, 1, 2 + 2 + 16 / 8), (Precision.FP32, 1, 2 + 4 + 12 / 8),
 ])
 def test_some_runtimes_copy_16_bit_gradients(grad_dtype: Precision | None, zero: int, expected: float) -> None:
-    """Megatron Core's distributed optimizer: 20 bytes a parameter, 4 + 16/dp split; with fp32 gradients 6 + 12/dp."""
-    held = state_bytes(N, Workload(8, 128, grad_dtype=grad_dtype), zero, 8.0, load("megatron-lm"))
+    """Megatron Core's table of its optimizer: 20 bytes a parameter, 4 + 16/dp; with fp32 gradients 6 + 12/dp."""
+    held = state_bytes(N, Workload(8, 128, grad_dtype=grad_dtype), zero, 8.0, replace(RUNTIME, copies_gradients=True))
     assert held.weights + held.gradients + held.states == pytest.approx(N * expected)
 
 

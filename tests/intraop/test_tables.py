@@ -276,11 +276,12 @@ def test_sends_count_once_a_boundary_and_virtual_stage() -> None:
     made = [layer_problem(graph.layer(index), setting, roles=("tensor",)) for index in (0, 1, 3)]
     rows = [layer_table(part, Policy(Recompute.NONE), 4, (1.0, 1.0)) for part in made if part is not None]
     once = float(setting.costs.p2p(4 * 512 * 512 * 2, NEIGHBOUR))
-    for stages, sends in ((2, 1), (4, 3)):
+    for stages, sends in ((1, 1), (2, 1), (4, 3)):
         stage = StageTable(setting, Recompute.NONE, 4, *rows, rows[2], None, NEIGHBOUR, stages, sends)
         for first, last in ((True, True), (True, False), (False, True), (False, False)):
             row = int(stage.best(first=first, last=last, layers=np.array([2]), in_flight=np.array([1.0])).row[0, 0])
-            boundaries = (not first) + (not last)
+            back = first and last and stages > 1  # a pipeline that ends where it began
+            boundaries = (not first) + (not last) + back
             assert stage.sent(first, last, row, 2) == pytest.approx([sends * once * boundaries, 0.0])
 
 
