@@ -40,7 +40,7 @@ DEGREE = WholeNumber()
 @click.option("--schedule", type=click.Choice(SCHEDULES), default="1f1b", show_default=True,
               help="The order of micro-batches in the pipeline.")
 @click.option("--virtual-stages", type=DEGREE, default=1, show_default=True,
-              help="Chunks of layers a stage holds, under the schedule interleaved.")
+              help="Chunks of layers a stage holds, under the schedule interleaved (zb_v always has 2).")
 @click.option("--shard", type=DEGREE, help="Ranks over which ZeRO splits (hybrid sharding).  [default: dp]")
 @click.option("--layers", metavar="N,N,…", help="Equal layers of each stage.  [default: the best cut]")
 @workload_options

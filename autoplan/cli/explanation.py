@@ -96,6 +96,9 @@ def time_table(plan: Plan) -> Table:
             table.add_row(CAUSES[name], seconds(value), percent(value / total))
     table.add_section()
     table.add_row("iteration", seconds(total), percent(1.0))
+    if plan.predicted.simulated_time_s is not None:
+        table.add_row("replayed event by event", seconds(plan.predicted.simulated_time_s),
+                      percent(plan.predicted.simulated_time_s / total))
     table.add_row("physical limit: model FLOPs at peak", seconds(plan.predicted.physical_limit_s),
                   percent(plan.predicted.physical_limit_s / total))
     return table

@@ -73,6 +73,8 @@ CASES = [
     ("stages/1/shardings", {}, "stages[1].shardings: lists no operator of the layers between embedding and head, but"),
     ("stages/1/mesh/axes", ["model", "data"], "stages[1].parallelism.dp: is 2, but the mesh's axis 'data' has 4"),
     ("stages/1/mesh/axes", ["data", "context"], "stages[1].parallelism.tp: is 4, but the mesh's axis 'model' has 1"),
+    ("predicted/simulated_time_s", 0.05, "predicted.simulated_time_s: 0.05 s is less than stage 0 works, 0.0915 s"),
+    ("stages/0/time/forward_s", 0.012, "stages[0].time: forward_s and weight_gradient_s are more than micro_batch_s"),
     ("predicted/mfu", 0.1, "predicted.mfu: 0.1 is less than physical_limit_s / iteration_time_s, 0.48"),
     ("predicted/model_tflops_per_device", 0.0, "predicted.mfu: goes with model_tflops_per_device"),
     ("alternatives/0/predicted/iteration_time_s", 0.1, "alternatives[0].predicted.iteration_time_s: 0.1 s is faster"),
@@ -132,6 +134,18 @@ def test_interleaved_chunks_are_followed_chunk_by_chunk():
     changes += [("parallelism/schedule", "interleaved"), ("parallelism/virtual_stages", 2)]
     assert problems(changed(*changes)) == []
     assert "stages[1].chunks[1]: starts at layer 5" in problems(changed(*changes, ("stages/1/chunks/1", [5, 6])))[0]
+
+
+def test_chunks_of_zero_bubble_v_are_followed_there_and_back():
+    chunks = [[[0, 1], [8, 9]], [[2, 2], [7, 7]], [[3, 3], [6, 6]], [[4, 4], [5, 5]]]
+    stages = json.loads(SAMPLE.read_text())["stages"]
+    first, inner, last = (stages[i]["shardings"] for i in (0, 1, 3))
+    changes = [(f"stages/{i}/chunks", chunk) for i, chunk in enumerate(chunks)]
+    changes += [(f"stages/{i}/layers", chunk[0]) for i, chunk in enumerate(chunks)]
+    changes += [("parallelism/schedule", "zb_v"), ("parallelism/virtual_stages", 2)]
+    changes += [("stages/0/shardings", first | inner | last), ("stages/3/shardings", inner)]
+    assert problems(changed(*changes)) == []
+    assert "stages[2].chunks[1]: starts at layer 5" in problems(changed(*changes, ("stages/2/chunks/1", [5, 6])))[0]
 
 
 def test_over_capacity_names_the_stages_that_do_not_fit():
