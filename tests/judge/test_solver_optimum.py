@@ -1,7 +1,7 @@
 """The ILP's optimum for a GPT block, compiled: no recipe, as XLA compiles it, sends less.
 
-On one node every link is alike, so what communication costs is the bytes that a device sends. Products and attention are
-to be split over all devices: to do the same work everywhere sends nothing.
+On one node every link is alike, so what communication costs is the bytes that a device sends. Products and attention
+are to be split over all devices: to do the same work everywhere sends nothing.
 """
 
 from __future__ import annotations
