@@ -24,7 +24,7 @@ from autoplan.intraop.pricing import Setting
 from autoplan.intraop.solve.frontier import frontier
 from autoplan.intraop.solve.pareto import pareto_rows
 from autoplan.intraop.terms import NUM_TERMS, Criterion, Policy, conversion_weights, criteria
-from autoplan.model.graph import Operand
+from autoplan.model.graph import LayerClass, Operand
 from autoplan.sharding import REPLICATED, codes_to_index
 from autoplan.workload import Recompute
 
@@ -303,9 +303,11 @@ class StageTable:
         return np.outer(once, (0.0, self.num_stages) if hidden else (self.sends, 0.0))
 
     def _boundary(self, part: LayerTable) -> Array:
-        """Return the bytes of the residual stream at a layer's boundary, on one device, by row."""
+        """Return the bytes at a layer's boundary, on one device, by row: the residual stream, and what is carried past
+        layers beside it, in the same layout."""
         _, shape = self._residual()
-        return pricing.local_bytes(part.residual, shape, self.setting)
+        carried = carried_elements(part.problem.layer, self.setting)
+        return pricing.local_bytes(part.residual, shape, self.setting) * (1.0 + carried / math.prod(shape))
 
     def _tie(self, first: bool, last: bool, parts: list[LayerTable], index: list[Ints], fixed: Array) -> None:
         """Price the sum over both copies of tied embeddings where two stages hold them."""
@@ -322,6 +324,22 @@ class StageTable:
         node, strategy = table.param(name)
         numel = pricing.local_numel(node.op, node.param, node.layouts, self.setting)[strategy]
         return np.asarray(self.setting.costs.all_reduce(numel * self.setting.workload.grad_bytes, self.neighbour))
+
+
+def carried_elements(layer: LayerClass, setting: Setting) -> float:
+    """Return the elements of the tensors that are carried past a layer, over all devices.
+
+    A tensor has the sizes that its first reader in the layer sees; one that is only handed on, those of its dims.
+    """
+    sizes: dict[str, int] = {}
+    for op in layer.ops:
+        sizes = {**setting.sizes(op), **sizes}
+    total = 0.0
+    for tensor in layer.carried:
+        seen = [pricing.tensor_shape(op, operand.dims, setting) for op in layer.ops for operand in op.inputs
+                if operand.tensor == tensor.tensor]
+        total += math.prod(seen[0]) if seen else math.prod(sizes[name] for name in tensor.dims)
+    return total
 
 
 @dataclass(frozen=True)

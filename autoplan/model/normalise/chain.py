@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from autoplan.model.graph import LayerClass, Op
 from autoplan.model.normalise.cluster import layer_starts
@@ -20,62 +20,111 @@ def layers_of(drafts: list[Draft], finish: Finisher, numel: Mapping[str, int], k
 
     numel: elements of each tensor at the traced sizes. keys: tensors that lead to attention's keys and values.
     """
-    crossing = [crossing_at(drafts, index) for index in range(len(drafts) + 1)]
+    crossing = crossings(drafts)
     anonymous = [finish.op(draft, "", dict.fromkeys(draft.read, ""), {}, for_keys=keys) for draft in drafts]
     kinds = [hashlib.sha256(repr(op).encode()).hexdigest()[:16] for op in anonymous]
     starts = layer_starts(kinds, [draft.flops for draft in drafts],
                           [ELEMENT_BYTES * sum(numel[name] for name in names) for names in crossing],
                           [len(names) for names in crossing])
     starts = [start for start in starts if crossing[start] or start == 0]
-    ends = [*starts[1:], len(drafts)]
-    build = _Layers(drafts, finish, keys, [crossing[start] for start in starts])
-    for begin, end in zip(starts, ends, strict=True):
-        build.add(begin, end, crossing[begin], crossing[end])
+    build = _Layers(drafts, finish, keys, [Cut(start, crossing[start]) for start in (*starts, len(drafts))], kinds)
+    for index in range(len(starts)):
+        build.add(index)
     return tuple(build.classes), tuple(build.layers)
 
 
-def crossing_at(drafts: Sequence[Draft], index: int) -> list[str]:
-    """Return the tensors that are made before operator `index` and read from it on, the latest last."""
-    made = {draft.tensor: None for draft in drafts[:index]}
-    needed = {name for draft in drafts[index:] for name in draft.read}
-    return [name for name in made if name in needed]
+def crossings(drafts: Sequence[Draft]) -> list[list[str]]:
+    """Return, for a cut before each operator and after the last, the tensors made before it and read behind it, the
+    latest last."""
+    last_read = {name: index for index, draft in enumerate(drafts) for name in draft.read}
+    result: list[list[str]] = [[]]
+    live: dict[str, None] = {}
+    for index, draft in enumerate(drafts):
+        live[draft.tensor] = None
+        live = {name: None for name in live if last_read.get(name, -1) > index}
+        result.append(list(live))
+    return result
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A cut before operator `start`. tensors: what crosses it, the residual stream last."""
+
+    start: int
+    tensors: list[str]
+
+    @property
+    def stream(self) -> str | None:
+        """The latest tensor."""
+        return self.tensors[-1] if self.tensors else None
+
+    @property
+    def beside(self) -> list[str]:
+        """The tensors that are carried past it."""
+        return self.tensors[:-1]
 
 
 class _Layers:
-    """Layers as they are found. carried: tensors that cross a cut beside the latest, and what they are called there."""
+    """Layers as they are found.
 
-    def __init__(self, drafts: list[Draft], finish: Finisher, keys: frozenset[str], cuts: list[list[str]]) -> None:
-        self.drafts, self.finish, self.keys = drafts, finish, keys
+    A stream that is read again behind the next cut is carried from then on. Where the layer behind its cut is like the
+    next one (each reads the stream and, say, the embedding), both leave the layer before already, by a `pass`; else
+    the layer behind the cut hands it on by a `pass` of its own.
+    """
+
+    def __init__(self, drafts: list[Draft], finish: Finisher, keys: frozenset[str], cuts: list[Cut],
+                 kinds: list[str]) -> None:
+        self.drafts, self.finish, self.keys, self.cuts, self.kinds = drafts, finish, keys, cuts, kinds
         self.carried = _carried_names(cuts)
         self.classes: list[LayerClass] = []
         self.layers: list[int] = []
         self.owners: dict[str, str] = {}  # parameter key → class.parameter of its first reader
 
-    def add(self, begin: int, end: int, before: list[str], after: list[str]) -> None:
-        """Add the layer of the operators `begin` … `end` − 1, between the cuts that `before` and `after` cross."""
-        drafts = self.drafts[begin:end]
-        tensors = {name: self.carried[name] for name in before[:-1]}
-        if before:
-            tensors[before[-1]] = "x"
-        titles = titles_of(drafts, self.finish.names.of, first=not before, last=not after)
-        titles = [self.carried[draft.tensor] if draft.tensor in after[:-1] else title
+    def add(self, index: int) -> None:
+        """Add the layer between cut `index` and the next."""
+        before, after = self.cuts[index], self.cuts[index + 1]
+        drafts = self.drafts[before.start:after.start]
+        tensors = {name: self.carried[name] for name in before.beside}
+        if before.stream is not None:
+            tensors[before.stream] = "x"
+        titles = titles_of(drafts, self.finish.names.of, first=index == 0, last=after.stream is None)
+        titles = [self.carried[draft.tensor] if draft.tensor in after.beside else title
                   for draft, title in zip(drafts, titles, strict=True)]
         tensors |= {draft.tensor: title for draft, title in zip(drafts, titles, strict=True)}
-        ops = [self._op(draft, title, tensors) for draft, title in zip(drafts, titles, strict=True)]
-        if before and before[-1] in after[:-1]:  # the stream of one layer is carried on beside that of the next
-            name = self.carried[before[-1]]
-            ops.insert(0, self.finish.passed(before[-1], "x", name))
-            tensors[before[-1]] = name
-        kind = "layer" if before and after else "embedding" if after else "head"
-        carried = tuple(self.finish.operand(name, self.carried[name])
-                        for name in dict.fromkeys((*before[:-1], *after[:-1])))
-        layer = LayerClass(kind, tuple(ops), self.finish.operand(before[-1], "x") if before else None,
-                           self.finish.operand(after[-1], tensors[after[-1]]) if after else None, carried)
-        self._fold(layer, kind)
+        again = self._second_reads(index)
+        ops = [self._op(draft, title, tensors, again.get(position, ()))
+               for position, (draft, title) in enumerate(zip(drafts, titles, strict=True))]
+        beside = [*before.beside, *after.beside]
+        if self._twin(index + 1) and after.stream is not None:
+            ops.append(self.finish.passed(after.stream, tensors[after.stream], self.carried[after.stream]))
+            beside.append(after.stream)
+        if before.stream in after.beside and not self._twin(index):
+            ops.insert(0, self.finish.passed(before.stream, "x", self.carried[before.stream]))
+        kind = "layer" if before.stream and after.stream else "embedding" if after.stream else "head"
+        carried = tuple(self.finish.operand(name, self.carried[name]) for name in dict.fromkeys(beside))
+        self._fold(LayerClass(
+            kind, tuple(ops), self.finish.operand(before.stream, "x") if before.stream else None,
+            self.finish.operand(after.stream, tensors[after.stream]) if after.stream else None, carried), kind)
         name = self.classes[self.layers[-1]].name
         for draft in drafts:
             for param in draft.params:
                 self.owners.setdefault(param.key, f"{name}.{param.name}")
+
+    def _twin(self, index: int) -> bool:
+        """Whether the stream of a cut is carried beside itself: the layers on both sides of the next cut are alike."""
+        if index + 2 >= len(self.cuts) or self.cuts[index].stream not in self.cuts[index + 1].beside:
+            return False
+        first, second, third = (cut.start for cut in self.cuts[index:index + 3])
+        return self.kinds[first:second] == self.kinds[second:third]
+
+    def _second_reads(self, index: int) -> dict[int, tuple[int, ...]]:
+        """Return which inputs of which operators read the carried twin of a layer's stream: those that do in the next
+        layer, which is alike."""
+        if not self._twin(index):
+            return {}
+        following = self.drafts[self.cuts[index + 1].start:self.cuts[index + 2].start]
+        return {position: tuple(number for number, name in enumerate(draft.read) if name == self.cuts[index].stream)
+                for position, draft in enumerate(following)}
 
     def _fold(self, layer: LayerClass, kind: str) -> None:
         """Append a layer, as one of a known class where it is equal to one."""
@@ -85,22 +134,29 @@ class _Layers:
             self.classes.append(replace(layer, name=f"{kind}{alike + 1}" if alike else kind))
         self.layers.append(known.get(layer.key, len(self.classes) - 1))
 
-    def _op(self, draft: Draft, title: str, tensors: Mapping[str, str]) -> Op:
-        """Return an operator; what no operator makes (the model's inputs) isn't among its inputs."""
+    def _op(self, draft: Draft, title: str, tensors: Mapping[str, str], again: tuple[int, ...]) -> Op:
+        """Return an operator; what no operator makes (the model's inputs) isn't among its inputs.
+
+        again: the inputs that it reads as carried.
+        """
         kept = replace(draft, inputs=[read for read in draft.inputs if read.tensor in tensors])
-        return self.finish.op(kept, title, tensors, self.owners, for_keys=self.keys)
+        op = self.finish.op(kept, title, tensors, self.owners, for_keys=self.keys)
+        inputs = tuple(replace(operand, tensor=self.carried[draft.read[number]]) if number in again else operand
+                       for number, operand in enumerate(op.inputs))
+        return replace(op, inputs=inputs)
 
 
-def _carried_names(cuts: list[list[str]]) -> dict[str, str]:
-    """Return a name for each tensor that crosses a cut beside the latest: the lowest number free where it lives."""
+def _carried_names(cuts: list[Cut]) -> dict[str, str]:
+    """Return a name for each tensor that crosses a cut beside the stream: the lowest number that no other has in the
+    layers on both sides of its cuts."""
     names: dict[str, str] = {}
     live: dict[str, int] = {}
-    for names_here in cuts:
-        beside = names_here[:-1]
-        live = {name: number for name, number in live.items() if name in beside}
-        for name in beside:
+    for cut in cuts:
+        before, live = live, {name: number for name, number in live.items() if name in cut.beside}
+        for name in cut.beside:
             if name not in live:
-                live[name] = next(number for number in range(1, len(beside) + 1) if number not in live.values())
+                taken = {*before.values(), *live.values()}
+                live[name] = next(number for number in range(1, len(taken) + 2) if number not in taken)
                 names[name] = f"carried{live[name]}"
     return names
 

@@ -50,8 +50,8 @@ def _repeats(kinds: NDArray[np.str_], flops: Array, crossing: Array, tensors: ND
              end: int) -> list[int]:
     """Return the cuts at repeats between two operators: those of the widest run, then of what is left on its sides.
 
-    Repeats count where they do some of the work, and either one tensor alone passes between the pieces or each piece
-    has several products: a product and its norm beside a skip connection are no layer.
+    Repeats count where they do some of the work, and one tensor alone passes between the pieces or each piece has more
+    than one product: a product and its norm beside a skip connection are no layer.
     """
     found = widest_repeat(kinds[begin:end], crossing[begin:end + 1])
     if found is None:
@@ -59,7 +59,7 @@ def _repeats(kinds: NDArray[np.str_], flops: Array, crossing: Array, tensors: ND
     start, stop = begin + found.start, begin + found.end
     products = np.count_nonzero(flops[start:start + found.period])
     narrow = tensors[start + found.period] == 1
-    if flops[start:stop].sum() < LEAST_PART * flops.sum() or not (products > 2 or (narrow and products)):
+    if flops[start:stop].sum() < LEAST_PART * flops.sum() or products < (1 if narrow else 2):
         return []
     cuts = [start + index * found.period for index in range(found.count + 1)]
     return [*_repeats(kinds, flops, crossing, tensors, begin, start), *(cut for cut in cuts if cut < len(kinds)),
