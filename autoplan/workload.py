@@ -10,22 +10,29 @@ from enum import StrEnum
 class Precision(StrEnum):
     """The dtype of weights and activations in the forward and backward pass.
 
-    fp8: the products of a layer's linear projections; all else is bf16 (NVIDIA, Transformer Engine user guide).
+    fp8: the products of a layer's linear projections; all else is bf16 (NVIDIA, Transformer Engine user guide). tf32:
+    products alone; all is kept in fp32.
     """
 
     BF16 = "bf16"
     FP16 = "fp16"
     FP32 = "fp32"
+    TF32 = "tf32"
     FP8 = "fp8"
 
     @property
     def bytes(self) -> int:
         """Bytes of one element that is kept."""
-        return 4 if self is Precision.FP32 else 2
+        return 4 if self.stored is Precision.FP32 else 2
 
     @property
     def stored(self) -> Precision:
-        """The dtype in which elements are kept, and in which all but fp8's linear projections compute."""
+        """The dtype in which elements are kept."""
+        return {Precision.FP8: Precision.BF16, Precision.TF32: Precision.FP32}.get(self, self)
+
+    @property
+    def unquantised(self) -> Precision:
+        """The dtype of products that are not in fp8 even where others are."""
         return Precision.BF16 if self is Precision.FP8 else self
 
 
@@ -132,4 +139,4 @@ class Workload:
     @property
     def optimizer_bytes(self) -> int:
         """Bytes of optimizer state a parameter: moments, and an fp32 master copy under 16-bit training."""
-        return OPTIMIZER_STATE_BYTES[self.optimizer] + (4 if self.precision is not Precision.FP32 else 0)
+        return OPTIMIZER_STATE_BYTES[self.optimizer] + (4 if self.precision.bytes < 4 else 0)

@@ -53,8 +53,9 @@ def passes(terms: Array, recompute: Recompute, runtime: Runtime, tensor_ranks: i
         result: Array = (1.0 - lap.slowdown) * np.minimum(work, wire)
         return result
 
-    ahead = np.maximum(at[Term.FORWARD], at[Term.HOST_FORWARD])
-    back = np.maximum(at[Term.BACKWARD], at[Term.HOST_BACKWARD])
+    launched = np.add if runtime.blocking_launches else np.maximum
+    ahead = launched(at[Term.FORWARD], at[Term.HOST_FORWARD])
+    back = launched(at[Term.BACKWARD], at[Term.HOST_BACKWARD])
     forward = ahead + at[Term.CONVERT_FORWARD] - hidden(ahead, share * at[Term.CONVERT_FORWARD])
     regather = 0.0 if recompute is Recompute.FULL else at[Term.REGATHER]
     wire = at[Term.CONVERT_BACKWARD] + regather

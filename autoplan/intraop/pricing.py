@@ -55,7 +55,7 @@ class Setting:
     def numerics(self) -> Numerics:
         """Element size, and whether attention is fused."""
         return Numerics(self.workload.precision.bytes, self.attention.fused, self.workload.dropout,
-                        self.runtime.fused_loss)
+                        self.runtime.loss)
 
     @property
     def attention(self) -> Attention:
@@ -159,7 +159,7 @@ class Setting:
 
     def seconds(self, kernel: Kernel, *, backward: bool = False, low_precision: bool = True) -> Array:
         """Return the seconds of a kernel, [K]. low_precision: whether products may run in fp8."""
-        dtype = self.workload.precision.stored.value
+        dtype = self.workload.precision.unquantised.value
         if isinstance(kernel, Gemm):
             products = self.workload.precision.value if low_precision else dtype
             parts = 1 if kernel.gradient or not low_precision else self.chunks

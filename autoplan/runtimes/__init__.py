@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autoplan.errors import InputError, nearest
+from autoplan.model.ops.work import LossKernels
 from autoplan.specs import read_yaml
 from autoplan.workload import Precision, Schedule
 
@@ -64,9 +65,9 @@ class Runtime:
     16-bit gradients of a whole micro-batch are held beside the fp32 ones they are added to. extra_in_flight,
     keeps_outputs: micro-batches that 1F1B holds beyond its count, and whether a stage keeps what it has sent on.
     scatters_sends: whether each rank of a tensor-parallel group sends its part of a tensor that all hold, to be
-    gathered on arrival. recomputes_ends: whether full recompute runs embedding and head again too. fused_loss:
-    whether softmax and cross-entropy are one kernel that keeps 16-bit logits. operation_seconds:
-    the host's time to launch one operator's kernels, one way. grad_dtype, reduce_dtype: of gradients as they accumulate
+    gathered on arrival. recomputes_ends: whether full recompute runs embedding and head again too. loss: how softmax and
+    cross-entropy run. operation_seconds: the host's time to launch one operator's kernels, one way; blocking_launches:
+    whether the host waits for each before the next (CUDA_LAUNCH_BLOCKING). grad_dtype, reduce_dtype: of gradients as they accumulate
     and as they travel, unless the workload says (None: as the weights). zero, pipeline_zero: ZeRO stages it offers,
     without and with pipeline stages. free: whether it runs any sharding, not only named recipes. roles: what a mesh
     axis may do, role → loop dims in order of preference. free_splits: operator kind → loop dims that may be split where
@@ -88,7 +89,8 @@ class Runtime:
     keeps_outputs: bool
     scatters_sends: bool
     recomputes_ends: bool
-    fused_loss: bool
+    loss: LossKernels
+    blocking_launches: bool
     overlap: Overlap
     operation_seconds: float
     grad_dtype: Precision | None
@@ -121,17 +123,16 @@ def names() -> tuple[str, ...]:
 def load(name: str) -> Runtime:
     """Return the runtime `name`. Raises InputError when there is none.
 
-    A file says only what differs from `plain`.
+    A file says only what differs from `plain`, or from the runtime that its `like` names.
     """
     if name not in names():
         hint = nearest(str(name), names())
         allowed = ", ".join(names()) + (f"; {hint}" if hint else "")
         raise InputError(f"unknown runtime {name!r}", key="runtime", allowed=allowed)
-    base, own = _read("plain"), _read(name)
-    data = {**base, **own, "memory": {**base["memory"], **own.get("memory", {})}}
+    data = _merged(name)
     reserves = zip(data["memory"]["context_gib"], data["memory"]["allocator_slack"], strict=True)
     low, likely, high = (Reserve(int(context * 2**30), float(slack)) for context, slack in reserves)
-    overlap = data["overlap"]
+    overlap, loss = data["overlap"], data["loss"]
     dtypes = (data[key] and Precision(data[key]) for key in ("grad_dtype", "reduce_dtype"))
     grad_dtype, reduce_dtype = dtypes
     return Runtime(
@@ -143,7 +144,8 @@ def load(name: str) -> Runtime:
         keeps_low_precision_gradients=bool(data["memory"]["keeps_low_precision_gradients"]),
         extra_in_flight=int(data["memory"]["extra_in_flight"]), keeps_outputs=bool(data["memory"]["keeps_outputs"]),
         scatters_sends=bool(data["scatters_sends"]), recomputes_ends=bool(data["recomputes_ends"]),
-        fused_loss=bool(data["fused_loss"]),
+        loss=LossKernels(float(loss["forward_bytes"]), float(loss["backward_bytes"]), bool(loss["in_place"])),
+        blocking_launches=bool(data["blocking_launches"]),
         overlap=Overlap(gradients=overlap["gradients"], parameters=overlap["parameters"],
                         tensor=TensorOverlap(overlap["tensor"]), sends=overlap["sends"],
                         slowdown=float(overlap["slowdown"])),
@@ -152,6 +154,15 @@ def load(name: str) -> Runtime:
         roles={role: tuple(dims) for role, dims in data["roles"].items()},
         free_splits={kind: tuple(dims) for kind, dims in data["free_splits"].items()},
     )
+
+
+def _merged(name: str) -> dict[str, Any]:
+    """Return what a file says, over what the runtime it is like says."""
+    own = _read(name)
+    if name == "plain":
+        return own
+    base = _merged(own.get("like", "plain"))
+    return {**base, **own, "memory": {**base["memory"], **own.get("memory", {})}}
 
 
 def _read(name: str) -> dict[str, Any]:

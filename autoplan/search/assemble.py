@@ -152,8 +152,8 @@ def _stage(index: int, stage: StageSolution, ids: tuple[int, ...], solution: Sol
         devices=ids,
         mesh=schema.MeshInfo(shape=stage.mesh.shape, axes=stage.mesh.names),
         parallelism=schema.StageParallelism(
-            dp=named and named.dp, tp=named and named.tp, cp=named and named.cp, ep=1,
-            sequence_parallel=named and named.sequence_parallel, zero=stage.zero,
+            dp=named and named.dp, tp=named and named.tp, cp=named and named.cp, ep=named and named.ep,
+            etp=named and named.etp, sequence_parallel=named and named.sequence_parallel, zero=stage.zero,
             micro_batch_size=named and stage.micro_batch_size, recompute=stage.recompute,
             recipe=named and named.recipe),
         time=schema.StageTime(micro_batch_s=stage.time, forward_s=stage.forward, weight_gradient_s=stage.weight,
@@ -187,7 +187,8 @@ def stage_seconds(stage: StageSolution, virtual_stages: int) -> StageSeconds:
         terms += times * layer
         recompute = table.policy.recompute
         spent += times * passes(layer, recompute, setting.runtime, setting.tensor_ranks)
-        waits = [max(0.0, layer[host] - layer[device]) for host, device in HOST_WAITS]
+        waits = [layer[host] if setting.runtime.blocking_launches else max(0.0, layer[host] - layer[device])
+                 for host, device in HOST_WAITS]
         launch += times * (sum(waits) + (waits[0] if recompute is Recompute.FULL else 0.0))
         again += times * {Recompute.NONE: 0.0, Recompute.SELECTIVE: float(layer[Term.CORE]),
                           Recompute.FULL: float(layer[Term.FORWARD])}[recompute]

@@ -25,15 +25,15 @@ def flops(op: Op, sizes: Counts) -> int:
 def work(op: Op, sizes: Sizes, numerics: Numerics) -> Work:
     """Logits are cast to fp32 and turned into probabilities, which are kept; backward writes the logits' gradient.
 
-    A fused loss keeps the logits as they are, with statistics of each token, and writes the gradient in their place.
+    A loss in place keeps the logits as they are, with statistics of each token, and writes the gradient over them.
     """
     logits = volume(sizes, (BATCH, SEQ, "vocab"))
-    if numerics.fused_loss:
-        each = numerics.element_bytes * logits
-        return Work(forward=(Stream(each, "mixed"),), backward=(Stream(2 * each, "mixed"),), keeps_inputs=True)
+    forward = (Stream(numerics.loss.forward_bytes * logits, "mixed"),)
+    backward = (Stream(numerics.loss.backward_bytes * logits, "mixed"),)
+    if numerics.loss.in_place:
+        return Work(forward, backward, keeps_inputs=True)
     return Work(
-        forward=(Stream(logits * (numerics.element_bytes + 2 * 4), "mixed"),),
-        backward=(Stream(logits * (4 + numerics.element_bytes), "mixed"),),
+        forward, backward,
         keeps_inputs=False,
         extra_saved=4.0 * logits,
         workspace=4.0 * logits + numerics.element_bytes * logits,

@@ -74,14 +74,29 @@ class Work:
 
 
 @dataclass(frozen=True)
+class LossKernels:
+    """How softmax and cross-entropy run: bytes moved forward and backward a logit, and whether one kernel keeps the
+    logits as they are and writes their gradient in place (else probabilities are kept in fp32)."""
+
+    forward_bytes: float
+    backward_bytes: float
+    in_place: bool
+
+
+# PyTorch's cross_entropy of a float copy: the copy reads 2 and writes 4 bytes, log_softmax reads them twice and writes
+# them; backward reads two and writes one, and casts back.
+EAGER_LOSS = LossKernels(18.0, 18.0, in_place=False)
+
+
+@dataclass(frozen=True)
 class Numerics:
     """What an operator's bytes depend on besides its sizes: bytes an element, whether attention is fused, whether
-    dropout keeps its masks (a byte an element), and whether softmax and cross-entropy are one kernel in 16 bits."""
+    dropout keeps its masks (a byte an element), and the loss."""
 
     element_bytes: int
     flash: bool
     dropout: bool = False
-    fused_loss: bool = False
+    loss: LossKernels = EAGER_LOSS
 
 
 def volume(sizes: Sizes, dims: tuple[str, ...]) -> Array:
