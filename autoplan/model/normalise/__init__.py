@@ -44,6 +44,8 @@ def normalise(trace: Trace, name: str, source: str) -> ModelGraph:
     dims = dims_of(trace)
     found = cores(trace, dims)
     whole = sum(trace.flops(node) for node in trace.nodes)
+    if whole == 0:
+        raise InputError("multiplies no matrices", where=trace.where)
     _put_attention(trace, found)
     emitter = Emitter(trace, dims, found)
     drafts = emitter.run()

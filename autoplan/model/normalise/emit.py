@@ -157,14 +157,16 @@ class Emitter:
         kv_heads = tuple(atom for atom in core.kv_heads if atom in self.atoms[k])
         keys = {atom: table.fresh(table.size(atom)) for atom in core.keys}
         widths = table.product(core.width), table.product(core.value_width)
-        loop = (*core.batch, *core.queries, *keys.values(), *core.heads, *core.width)
+        heads = core.heads or (table.fresh(1),)
+        loop = (*core.batch, *core.queries, *keys.values(), *heads, *core.width)
         attrs: dict[str, int | float | bool | str] = {
             "causal": core.causal, "head_dim": widths[0], "kv_heads": table.product(kv_heads), "window": core.window}
         if widths[0] != widths[1]:
             loop = (*loop, *core.value_width)
         draft = Draft("attention", "attention", node.output, [Read(q), Read(k, keys), Read(v, keys)],
                       (*core.batch, *core.queries, *core.heads, *core.value_width), loop, attrs=attrs,
-                      called=dict.fromkeys(keys.values(), "kv_seq"), grouped=(kv_heads, core.heads))
+                      called={**dict.fromkeys(keys.values(), "kv_seq"), **dict.fromkeys(heads, "heads")},
+                      grouped=(kv_heads, heads))
         for name in core.params:
             self._params(draft, name, "position")
         draft.flops = 2 * table.product((*core.batch, *core.heads, *core.queries, *core.keys)) * sum(widths)

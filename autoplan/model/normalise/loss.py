@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autoplan.errors import InputError
 from autoplan.model.normalise.axes import Level, levels_of
-from autoplan.model.normalise.trace import LAYOUT, Kind, Node, Trace
+from autoplan.model.normalise.trace import LAYOUT, Kind, Node, Source, Trace
 
 _HEAVY = (Kind.EINSUM, Kind.CONV, Kind.ATTENTION)
 WORDS = {"cross_entropy": "softmax cross-entropy", "squares": "a mean of squares"}
@@ -23,6 +23,10 @@ def end_in_loss(trace: Trace) -> None:
     if not data:
         raise InputError("no output depends on both the model's inputs and its parameters", where=trace.where)
     scalars = [name for name in data if trace.shape(name) == ()]
+    shapes = {value.shape for value in trace.values.values() if value.source is Source.PARAM}
+    if not scalars and all(trace.shape(name) in shapes for name in data):
+        raise InputError("returns gradients and no loss, by which the forward pass is found", where=trace.where,
+                         allowed="a training step that returns its loss too (`value_and_grad`)")
     root = scalars[0] if scalars else data[0]
     before = sum(trace.flops(node) for node in trace.nodes)
     trace.outputs = [root]

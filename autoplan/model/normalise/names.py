@@ -196,7 +196,8 @@ class _Local:
         groups: dict[str, list[int]] = {}
         for atom in atoms:
             atom = (swap or {}).get(atom, atom)
-            if self.finisher.dims.table.size(atom) == 1 and self.finisher.names.of.get(atom) != BATCH:
+            alone = self.finisher.dims.table.size(atom) == 1 and self.draft.called.get(atom) != "heads"
+            if alone and self.finisher.names.of.get(atom) != BATCH:
                 continue
             groups.setdefault(self._name(atom, keys or self.keys), []).append(atom)
         result = []
