@@ -38,7 +38,7 @@ UNITS_SOURCE = (
     "units, MI300X and MI325X 304, MI355X 256; a TPU has no such quantisation: 1 (its systolic arrays pad to 128)")
 SHEET_ONLY = {  # known by data sheet: names, units
     "v100": (["V100"], 80), "rtx4090": (["RTX4090", "4090"], 128), "a10g": (["A10G"], 80), "l4": (["L4"], 58),
-    "t4": (["T4"], 40), "p40": (["P40"], 30), "titanx": (["TITANX"], 28),
+    "p40": (["P40"], 30), "titanx": (["TITANX"], 28),
     "mi355x": (["MI355X"], 256), "tpu": (["TPU"], 1),
 }
 FA2, FA3 = {"softmax": 21.0, "depth": 150.0}, {"softmax": 56.0, "depth": 200.0}  # see ATTENTION_SOURCE
@@ -306,13 +306,16 @@ def scale_known_fractions(devices: dict[str, Any], clock: float) -> None:
     """Devices without tables whose best matmul is known (maximum achievable FLOP/s, stas00/ml-engineering)."""
     base = devices["generic"]["gemm"]
     best = clock * max(1.0, base["large"]) / (1 + base["depth"] / 8192)
-    for key, names, units, most, peak in (("mi300x", ["MI300X"], 304, 668.4, 1307.4),
-                                          ("mi325x", ["MI325X"], 304, 784.9, 1307.4),
-                                          ("mi250x", ["MI250X"], 220, 2 * 147.0, 383.0)):
+    ml_engineering = "stas00/ml-engineering, compute/accelerator/README.md"
+    capped = "fp16, 4096³, held down by its 70 W: forums.developer.nvidia.com/t/264462"
+    for key, names, units, most, peak, where in (("mi300x", ["MI300X"], 304, 668.4, 1307.4, ml_engineering),
+                                                 ("mi325x", ["MI325X"], 304, 784.9, 1307.4, ml_engineering),
+                                                 ("mi250x", ["MI250X"], 220, 2 * 147.0, 383.0, ml_engineering),
+                                                 ("t4", ["T4"], 40, 24.0, 65.0, capped)):
         devices[key] = {"names": names, "units": units, "gemm": {"efficiency": round(most / peak / best, 4)},
                         "gemm_fp8": {"efficiency": round(min(devices["generic"]["gemm_fp8"]["efficiency"],
                                                              most / peak / clock), 4)},
-                        "source": f"{most:g} of {peak:g} TFLOP/s, stas00/ml-engineering, compute/accelerator/README.md"}
+                        "source": f"{most:g} of {peak:g} TFLOP/s, {where}"}
     devices["mi250x-gcd"] = {**devices["mi250x"], "names": ["MI250XGCD"], "units": 110}
     a100 = devices["a100"]["gemm"]
     devices["a100-pcie"] = {"names": ["A100PCIE"], "units": 108, "like": "a100",
