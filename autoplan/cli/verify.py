@@ -80,7 +80,8 @@ def _show(verdict: Verdict) -> None:
         figures = [(kind.replace("_", "-"), str(group), ours / MB, theirs / MB, "MB")
                    for kind, group, ours, theirs in _rows(layer)]
         figures.append(("arguments", "", layer.predicted.argument_bytes / MB, layer.compiled.argument_bytes / MB, "MB"))
-        figures.append(("FLOPs", "", layer.predicted.flops / 1e9, layer.compiled.flops / 1e9, "G"))
+        if layer.predicted.flops:
+            figures.append(("FLOPs", "", layer.predicted.flops / 1e9, layer.compiled.flops / 1e9, "G"))
         for index, (what, group, ours, theirs, unit) in enumerate(figures):
             error = abs(ours - theirs) / max(ours, theirs, 1e-30)
             table.add_row(*(head if index == 0 else ("", "")), what, group,

@@ -152,28 +152,29 @@ def _group(rest: str) -> int:
 
 def _scattered(one: _Instruction, computations: Mapping[str, _Computation]) -> float:
     """Return the bytes of an all-reduce's results of which every device uses a slice alone."""
+    group = _group(one.rest)
     if not one.type.startswith("("):
-        return sum(one.sizes) if _only_sliced(one, computations) else 0.0
+        return sum(one.sizes) if _only_sliced(one, group, computations) else 0.0
     parts = [(user, re.search(r"index=(\d+)", user.rest)) for user in one.users if user.op == "get-tuple-element"]
-    return sum(one.sizes[int(at[1])] for user, at in parts if at and _only_sliced(user, computations))
+    return sum(one.sizes[int(at[1])] for user, at in parts if at and _only_sliced(user, group, computations))
 
 
-def _only_sliced(one: _Instruction, computations: Mapping[str, _Computation]) -> bool:
-    """Whether all that is read of a result is a slice of each device's own, in fusions and calls too."""
+def _only_sliced(one: _Instruction, group: int, computations: Mapping[str, _Computation]) -> bool:
+    """Whether all that is read of a result is a slice, one of as many as the group has devices; in fusions too."""
     if not one.users:
         return False
     for user in one.users:
-        if user.op == "dynamic-slice" and user.operands[0] == one.name:
+        if user.op == "dynamic-slice" and user.operands[0] == one.name and user.sizes[0] * group <= sum(one.sizes):
             continue
         if user.op in SAME:
-            if not _only_sliced(user, computations):
+            if not _only_sliced(user, group, computations):
                 return False
         elif user.op in ("fusion", "call"):
             called = _CALLED.search(user.rest)
             body = computations[called[1]] if called else {}
             inner = [parameter for parameter in body.values() if parameter.op == "parameter"
                      and user.operands[int(parameter.rest.split(")")[0])] == one.name]
-            if not inner or not all(_only_sliced(parameter, computations) for parameter in inner):
+            if not inner or not all(_only_sliced(parameter, group, computations) for parameter in inner):
                 return False
         else:
             return False

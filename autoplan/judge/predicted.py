@@ -130,11 +130,13 @@ def byte_setting(mesh: Mesh, micro_batch: int, seq_len: int, optimizer: str, pri
     return Setting(mesh, prices, replace(load_runtime("plain"), free_splits={}), workload, micro_batch)
 
 
-def find_choice(problem: LayerProblem, assign: Mapping[str, Sequence[int]], zero: Mapping[str, int]) -> list[int]:
+def find_choice(problem: LayerProblem, assign: Mapping[str, Sequence[int]], zero: Mapping[str, int],
+                boundary: tuple[int, ...] | None = None) -> list[int]:
     """Return the strategies of all nodes, given those of the operators and how parameters are stored.
 
     assign: for each operator the loop dim that each mesh axis is given to. zero: a ZeRO stage for each parameter
-    (`operator.parameter`). The layouts of tensors between operators are those that send the least.
+    (`operator.parameter`). boundary: the residual layout of the neighbouring layers (`LayerProblem.boundary`). The
+    layouts of other tensors are those that send the least.
     """
     choice = [-1] * len(problem.nodes)
     for index, node in enumerate(problem.nodes):
@@ -144,7 +146,10 @@ def find_choice(problem: LayerProblem, assign: Mapping[str, Sequence[int]], zero
         costs = node.terms[:, SENT].sum(axis=1)
         if isinstance(node.content, ParamNode):
             costs = np.where(node.content.zero == zero[node.name.removeprefix("param:")], 0.0, np.inf)
-        elif not isinstance(node.content, LayoutNode):
+        elif isinstance(node.content, LayoutNode):
+            if boundary is not None and index in (problem.input, problem.output):
+                costs = np.where((node.content.states == boundary).all(axis=1), costs, np.inf)
+        else:
             continue
         for edge in problem.edges:
             both = edge.forward + edge.backward

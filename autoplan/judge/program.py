@@ -1,7 +1,8 @@
 """Writes a chain of placed layers as one JAX training step: forward, backward and update of one micro-batch.
 
-Placements become sharding constraints on every operand and every result that is no partial sum; all else is left to
-the partitioner. Siblings, contractions of one tensor in one placement such as q, k and v, are written as one, as
+Placements become sharding constraints on every operand and every result; all else is left to the partitioner. Partial
+sums are reduced whole; where their reader wants a part, XLA slices what it has reduced, which counts as a
+reduce-scatter. Siblings, contractions of one tensor in one placement such as q, k and v, are written as one, as
 runtimes do: XLA on CPU would reduce the partial gradient of each by itself.
 """
 
@@ -133,9 +134,8 @@ def _layer(program: Program, layer: PlacedLayer, tensors: Arrays, params: Mappin
         gathered = any(param.zero == 3 for one in siblings for param in one.params)
         outputs = (jax.checkpoint(run) if gathered and program.regather else run)(*given)
         for one, out in zip(siblings, outputs, strict=True):
-            made = out if one.output is None else place(out, one.output)
             name = one.op.output.tensor
-            tensors[name] = place(made, *layer.tensors.get(name, ()))
+            tensors[name] = place(out, one.whole, *layer.tensors.get(name, ()))
     return place(tensors[layer.ops[-1].op.output.tensor], layer.output[1])
 
 

@@ -95,8 +95,7 @@ def verify(stages: Sequence[PlannedStage], optimizer: str, scale: Scale = "full"
     _check(stages)
     moments = OPTIMIZER_STATE_BYTES[optimizer] // ELEMENT_BYTES
     notes = [f"fp32; a micro-batch and an update of one of each stage's equal layers; {scale} sizes, the plan's meshes"]
-    judged = [(stage, [_judged(stage, layer, optimizer) for layer in stage.layers])
-              for stage in map(reduced if scale == "small" else padded, stages)]
+    judged = [(stage, _judged(stage, optimizer)) for stage in map(reduced if scale == "small" else padded, stages)]
     worst: float | None = None
     with compiler(max(math.prod(stage.shape) for stage in stages)) as pool:
         jobs = _Jobs(pool)
@@ -105,7 +104,7 @@ def verify(stages: Sequence[PlannedStage], optimizer: str, scale: Scale = "full"
         runs = []
         for stage in map(reduced, stages):
             if math.prod(stage.shape) <= MOST_RUN:
-                chain = tuple(_judged(stage, layer, optimizer).placed for layer in stage.layers)
+                chain = tuple(one.placed for one in _judged(stage, optimizer))
                 runs.append(jobs.submit(difference, Program(chain, moments)))
             else:
                 notes.append(f"stage {stage.index} was not run: more than {MOST_RUN} devices")
@@ -166,15 +165,23 @@ def _check(stages: Sequence[PlannedStage]) -> None:
                                  key=layer.layer.name, found=[operand.tensor for operand in layer.layer.carried])
 
 
-def _judged(stage: PlannedStage, planned: PlannedLayer, optimizer: str) -> _Judged:
-    """Return a layer of a stage, placed, and what our prices say of it."""
+def _judged(stage: PlannedStage, optimizer: str) -> list[_Judged]:
+    """Return a stage's layers, placed, and what our prices say of them.
+
+    All meet in the residual layout of the layer that repeats, which has the same on both its sides.
+    """
     setting = partial(byte_setting, flat_mesh(stage.shape, stage.names), stage.micro_batch, stage.seq_len, optimizer)
-    stages = tuple(sorted(set(planned.zero.values()) or {0}))
-    problem = layer_problem(planned.layer, setting(BytePrices()), zero=stages)
-    assert problem is not None
-    choice = find_choice(problem, planned.assign, planned.zero)
-    placed = place(problem, choice)
-    terms = problem.terms(np.array(choice, np.int16))
-    held = float(terms[[Term.WEIGHTS, Term.STATES]].sum()) + ELEMENT_BYTES * placed.local_elements
-    sent = predicted(planned.layer, setting, choice, stages)
-    return _Judged(planned, placed, Figures(sent, held, flops(problem, choice)))
+    boundary: tuple[int, ...] | None = None
+    found: dict[str, _Judged] = {}
+    for planned in sorted(stage.layers, key=lambda one: one.layer.input is None or one.layer.output is None):
+        zero = tuple(sorted(set(planned.zero.values()) or {0}))
+        problem = layer_problem(planned.layer, setting(BytePrices()), zero=zero)
+        assert problem is not None
+        choice = find_choice(problem, planned.assign, planned.zero, boundary)
+        boundary = boundary or problem.boundary(choice)
+        placed = place(problem, choice)
+        terms = problem.terms(np.array(choice, np.int16))
+        held = float(terms[[Term.WEIGHTS, Term.STATES]].sum()) + ELEMENT_BYTES * placed.local_elements
+        figures = Figures(predicted(planned.layer, setting, choice, zero), held, flops(problem, choice))
+        found[planned.layer.name] = _Judged(planned, placed, figures)
+    return [found[planned.layer.name] for planned in stage.layers]
