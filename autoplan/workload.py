@@ -105,6 +105,7 @@ class Workload:
     reduce_dtype: Precision | None = None  # of gradients as they travel; None: as they accumulate
     attention: Attention | None = None  # None: flash where the device has it, else fused_softmax
     dropout: bool = False  # in training; its masks are kept
+    frozen: bool = False  # the weights are: low-rank adapters, too small to count, are trained beside them
 
     @property
     def tokens(self) -> int:
@@ -112,9 +113,14 @@ class Workload:
         return self.global_batch_size * self.seq_len
 
     @property
+    def passes(self) -> float:
+        """The FLOPs of a step in forward passes: gradients of activations and of weights take one each."""
+        return 2.0 if self.frozen else 3.0
+
+    @property
     def weight_bytes(self) -> int:
-        """Bytes of one weight as the forward pass reads it."""
-        return self.precision.bytes
+        """Bytes of one weight as it is held: frozen ones need no more than fp8's one byte."""
+        return 1 if self.frozen and self.precision is Precision.FP8 else self.precision.bytes
 
     @property
     def accumulated(self) -> Precision:

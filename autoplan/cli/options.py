@@ -79,6 +79,7 @@ def workload_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--target", "--runtime", "runtime", default="plain", show_default=True, metavar="NAME",
                      help="The runtime that will execute the plan: what it overlaps, allows and reserves."),
         click.option("--profile", metavar="FILE", help="Your own measurements, as `autoplan calibrate` wrote them."),
+        click.option("--frozen", is_flag=True, help="Train adapters (LoRA, not counted) beside frozen weights."),
         click.option("--dropout", is_flag=True, help="Train with dropout: its masks are kept and applied."),
         click.option("--attention", type=click.Choice(ATTENTIONS),
                      help="The kernel of attention.  [default: flash where the device has it]"),

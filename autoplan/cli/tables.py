@@ -65,7 +65,7 @@ def _numbers(ask: WorkloadInfo) -> str:
     parts.append(ask.optimizer)
     if ask.attention is not Attention.FLASH:
         parts.append(f"{ask.attention.value.replace('_', ' ')} attention")
-    return ", ".join(parts + ["dropout"] * ask.dropout)
+    return ", ".join(parts + ["dropout"] * ask.dropout + ["frozen weights"] * ask.frozen)
 
 
 def parallelism_text(parallelism: Parallelism | StageParallelism) -> str:

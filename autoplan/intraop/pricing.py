@@ -28,6 +28,8 @@ Array = NDArray[np.float64]
 
 Among = Literal["all", "shards", "replicas"]
 
+_OF_GRADIENTS = [Term.GRADIENTS, Term.STATES, Term.OPTIMIZER, Term.SYNC, Term.REDUCE, Term.GATHER_STEP]
+
 STREAM_BYTES = float(2**30)  # a stream long enough for its launch not to count
 
 
@@ -184,9 +186,12 @@ def op_terms(chosen: OpStrategies, setting: Setting) -> Array:
     for kernel in work.forward:
         terms[:, Term.FORWARD] += setting.seconds(kernel, low_precision=low)
     for kernel in work.backward:
+        of_weights = not isinstance(kernel, AttentionCore) and kernel.gradient
+        if of_weights and setting.workload.frozen:
+            continue
         seconds = setting.seconds(kernel, backward=True, low_precision=low)
         terms[:, Term.BACKWARD] += seconds
-        if not isinstance(kernel, AttentionCore) and kernel.gradient:
+        if of_weights:
             terms[:, Term.WEIGHT_GRADIENT] += seconds
     if chosen.op.kind == "attention":
         terms[:, Term.CORE] = terms[:, Term.FORWARD]
@@ -301,9 +306,12 @@ def param_terms(rows: Stored, zeros: Sequence[int], setting: Setting) -> Array:
     terms[..., Term.GATHER] = np.where(zero == 3, 2.0 * weight * all_gather, 0.0)  # forward and backward
     repeated = np.array([setting.copies_rate(int(n)) for n in rows.copies])
     terms[..., Term.SYNC] += gradient / np.where(zero >= 1, shards, 1.0) * repeated
-    whole = (np.where(zero == 3, setting.runtime.gathered_layers * weight, 0.0)
-             + np.where(once, 0.0, numel * workload.grad_bytes))
-    terms[..., Term.TRANSIENT] = np.where(shards > 1, whole, 0.0)
+    gathered = np.where(zero == 3, setting.runtime.gathered_layers * weight, 0.0)
+    scattering = np.where(once, 0.0, numel * workload.grad_bytes)
+    if workload.frozen:
+        terms[..., _OF_GRADIENTS] = 0.0
+        scattering = np.zeros(1)
+    terms[..., Term.TRANSIENT] = np.where(shards > 1, gathered + scattering, 0.0)
     return terms
 
 

@@ -11,7 +11,8 @@ from autoplan.plan.schema import ParamSpec, Plan, Sharding, Spec, Stage
 from autoplan.workload import Schedule
 
 TOLERANCE = 1e-6  # relative, of sums of times
-AXES = {"dp": "data", "cp": "context", "tp": "model"}  # the mesh axis that each degree of a named recipe is the size of
+# The mesh axes whose sizes make up each degree of a named recipe.
+AXES = {"dp": ("data", "expert"), "cp": ("context",), "tp": ("model",)}
 FIRST, LAST = "embedding", "head"  # the classes of the chain's first and last layer
 
 
@@ -117,10 +118,11 @@ def _axes(path: str, stage: Stage) -> Iterator[str]:
     if stage.parallelism.recipe is None:
         return
     sizes = dict(zip(stage.mesh.axes, stage.mesh.shape, strict=False))
-    for degree, axis in AXES.items():
-        found = getattr(stage.parallelism, degree)
-        if found is not None and found != sizes.get(axis, 1):
-            yield f"{path}.parallelism.{degree}: is {found}, but the mesh's axis {axis!r} has {sizes.get(axis, 1)}"
+    for degree, axes in AXES.items():
+        found, size = getattr(stage.parallelism, degree), math.prod(sizes.get(axis, 1) for axis in axes)
+        if found is not None and found != size:
+            named = " and ".join(repr(axis) for axis in axes if axis in sizes) or repr(axes[0])
+            yield f"{path}.parallelism.{degree}: is {found}, but the mesh's axis {named} has {size}"
 
 
 def _batch(path: str, dp: int | None, micro_batch_size: int | None, plan: Plan) -> Iterator[str]:

@@ -72,11 +72,13 @@ class WorkloadInfo(_Part):
     reduce_dtype: Precision
     attention: Attention
     dropout: bool
+    frozen: bool
 
 
 class StageParallelism(_Part):
     """How one stage is parallel. A value is null where the stage's shardings have no such name.
 
+    ep: devices that the experts of a layer are spread over. etp: devices that share one expert, null without experts.
     micro_batch_size: sequences one data-parallel replica runs at a time.
     """
 
@@ -84,6 +86,7 @@ class StageParallelism(_Part):
     tp: Degree | None
     cp: Degree | None
     ep: Degree | None
+    etp: Degree | None
     sequence_parallel: bool | None
     zero: ZeroStage | None
     micro_batch_size: Degree | None
@@ -99,6 +102,7 @@ class Parallelism(_Part):
     pp: Degree
     cp: Degree | None
     ep: Degree | None
+    etp: Degree | None
     sequence_parallel: bool | None
     zero: ZeroStage | None
     micro_batch_size: Degree | None

@@ -36,7 +36,7 @@ __all__ = ["estimate", "plan"]
 def plan(model: ModelGraph | str, cluster: Cluster | str, *, global_batch_size: int | None = None,
          seq_len: int | None = None, precision: str | None = None, optimizer: str = "adam",
          grad_dtype: str | None = None, reduce_dtype: str | None = None, attention: str | None = None,
-         dropout: bool = False, micro_batch_size: int | None = None, recompute: str | None = None,
+         dropout: bool = False, frozen: bool = False, micro_batch_size: int | None = None, recompute: str | None = None,
          zero: int | None = None, fix: Mapping[str, object] | None = None, top: int = 5, solver: str = "auto",
          time_limit: float | None = None, gap: float = 0.05, runtime: str = "plain",
          profile: Profile | str | None = None, progress: Progress | None = None) -> Plan:
@@ -45,7 +45,7 @@ def plan(model: ModelGraph | str, cluster: Cluster | str, *, global_batch_size: 
     model, cluster: loaded, or what `load_model` and `load_cluster` take.
     global_batch_size, seq_len, precision: None takes the model's and the device's defaults, and a note says so.
     grad_dtype, reduce_dtype: of gradients as they accumulate and as they travel; None takes the runtime's. attention:
-    flash, fused_softmax or unfused; None takes the fastest the device has. dropout: masks are kept and applied.
+    flash, fused_softmax or unfused; None takes the fastest the device has. dropout: masks are kept and applied. frozen: adapters are trained beside frozen weights.
     micro_batch_size, recompute, zero, fix: what is not left to the search (`fix`: tp, pp, dp, cp, ep, etp, zero,
     micro_batch_size, num_micro_batches, recompute, sequence_parallel, schedule, virtual_stages, and layers, the equal
     layers of each stage). top: plans ranked. solver: `auto`, `highs` or `pulp:NAME`. time_limit: seconds after which
@@ -61,7 +61,7 @@ def plan(model: ModelGraph | str, cluster: Cluster | str, *, global_batch_size: 
     rules = load_runtime(runtime)
     asked = workload_of(model, cluster, global_batch_size=global_batch_size, seq_len=seq_len, precision=precision,
                         optimizer=optimizer, grad_dtype=grad_dtype, reduce_dtype=reduce_dtype, attention=attention,
-                        dropout=dropout, runtime=rules)
+                        dropout=dropout, frozen=frozen, runtime=rules)
     given: dict[str, object] = {"micro_batch_size": micro_batch_size, "recompute": recompute, "zero": zero}
     pins = pins_of(merged(fix, given))
     check_solver(solver, rules)
@@ -77,8 +77,9 @@ def plan(model: ModelGraph | str, cluster: Cluster | str, *, global_batch_size: 
 
 def estimate(model: ModelGraph | str, cluster: Cluster | str, *, tp: int = 1, pp: int = 1, dp: int = 1, cp: int = 1,
              ep: int = 1, etp: int | None = None, micro_batch_size: int, global_batch_size: int,
-             seq_len: int | None = None, precision: str | None = None, optimizer: str = "adam", grad_dtype: str | None = None, reduce_dtype: str | None = None,
-             attention: str | None = None, dropout: bool = False, zero: int = 0, recompute: str = "none",
+             seq_len: int | None = None, precision: str | None = None, optimizer: str = "adam",
+             grad_dtype: str | None = None, reduce_dtype: str | None = None, attention: str | None = None,
+             dropout: bool = False, frozen: bool = False, zero: int = 0, recompute: str = "none",
              sequence_parallel: bool = False, schedule: str = "1f1b", virtual_stages: int = 1,
              layers: Sequence[int] | None = None, shard: int | None = None, runtime: str = "plain",
              profile: Profile | str | None = None) -> Plan:
@@ -86,15 +87,16 @@ def estimate(model: ModelGraph | str, cluster: Cluster | str, *, tp: int = 1, pp
 
     ep: devices that a layer's experts are spread over, among dp (and tp, where etp is 1). etp: devices that share one
     expert, 1 or tp (None). shard: ranks over which ZeRO splits; None: dp. layers: the equal layers of each stage; None
-    cuts them as well as they can be under the memory. profile: as `plan` takes it. Raises InputError for a configuration that can't be run: degrees that don't make up the cluster, or that
-    don't divide the model or the batch; what the runtime doesn't offer.
+    cuts them as well as they can be under the memory. profile: as `plan` takes it. Raises InputError for
+    a configuration that can't be run: degrees that don't make up the cluster, or that don't divide the model or the
+    batch; what the runtime doesn't offer.
     """
     begin = time.perf_counter()
     model, cluster = _loaded(model, cluster)
     rules = load_runtime(runtime)
     asked = workload_of(model, cluster, global_batch_size=global_batch_size, seq_len=seq_len, precision=precision,
                         optimizer=optimizer, grad_dtype=grad_dtype, reduce_dtype=reduce_dtype, attention=attention,
-                        dropout=dropout, runtime=rules)
+                        dropout=dropout, frozen=frozen, runtime=rules)
     pins = all_pins({"tp": tp, "pp": pp, "dp": dp, "cp": cp, "ep": ep, "etp": etp or tp,
                      "micro_batch_size": micro_batch_size, "zero": zero,
                      "recompute": recompute, "sequence_parallel": sequence_parallel if tp != 1 else False,

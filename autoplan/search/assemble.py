@@ -59,7 +59,7 @@ def plan_of(pricer: Pricer, solution: Solution, *, search: schema.SearchInfo, ti
         workload=schema.WorkloadInfo(
             global_batch_size=workload.global_batch_size, seq_len=workload.seq_len, precision=workload.precision,
             optimizer=workload.optimizer, grad_dtype=workload.accumulated, reduce_dtype=workload.travelling,
-            attention=pricer.attention, dropout=workload.dropout),
+            attention=pricer.attention, dropout=workload.dropout, frozen=workload.frozen),
         runtime=pricer.runtime.name,
         parallelism=how,
         predicted=_predicted(pricer, solution, stages, simulated),
@@ -116,14 +116,15 @@ def _predicted(pricer: Pricer, solution: Solution, stages: Sequence[schema.Stage
         peak_memory_bytes=max(stage.memory.total_bytes for stage in stages),
         bubble_fraction=breakdown.bubble_s / time,
         breakdown=breakdown,
-        physical_limit_s=3.0 * unmasked_flops_per_token(pricer.chain.model, workload.seq_len) * workload.tokens / peak,
+        physical_limit_s=(workload.passes * unmasked_flops_per_token(pricer.chain.model, workload.seq_len)
+                          * workload.tokens / peak),
     )
 
 
 def _flops_and_peak(pricer: Pricer) -> tuple[float, float]:
     """Return the model FLOPs of a step, and the peak FLOP/s of all devices."""
     workload = pricer.workload
-    flops = 3.0 * forward_flops_per_token(pricer.chain.model, workload.seq_len) * workload.tokens
+    flops = workload.passes * forward_flops_per_token(pricer.chain.model, workload.seq_len) * workload.tokens
     return flops, pricer.costs.peak(workload.precision.value) * pricer.cluster.num_devices
 
 

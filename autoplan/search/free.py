@@ -41,7 +41,7 @@ def arithmetic_bound(pricer: Pricer, candidate: Candidate) -> float:
     What a causal mask hides of attention is left out.
     """
     seq = pricer.workload.seq_len
-    flops = 3.0 * unmasked_flops_per_token(pricer.chain.model, seq) * seq * candidate.micro_batch
+    flops = pricer.workload.passes * unmasked_flops_per_token(pricer.chain.model, seq) * seq * candidate.micro_batch
     work = flops / best_rate(pricer.costs, pricer.workload.precision.value) / candidate.mesh.num_devices
     return work + (candidate.num_micro_batches - 1) * work / candidate.num_stages
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from autoplan.cluster import mesh
 from autoplan.cost.memory import usable_bytes
-from autoplan.cost.schedules import in_flight
+from autoplan.cost.schedules import in_flight, weight_relief
 from autoplan.intraop.layer_problem import LayerProblem, LayoutNode, ParamNode
 from autoplan.intraop.overlap import evaluate
 from autoplan.intraop.pricing import Among, Setting
@@ -94,12 +94,19 @@ def bounds(pricer: Pricer, candidate: Candidate, kinds: Sequence[Recompute], zer
         return []
     stages = _stages(pricer, candidate, found, variants)
     m = candidate.num_micro_batches
-    split = candidate.schedule.splits_backward  # its bubble may be nothing
-    if candidate.schedule.chunked:
+    chunked = candidate.schedule.chunked
+
+    def seconds_of(*, bubble: bool = True) -> Array:
+        if not chunked:
+            return objective(stages, m, bubble=bubble)
         layers = chunked_layers(pricer.chain, candidate)
-        value = chunked_objective(stages, layers, m, math.inf if split else candidate.virtual_stages)
-    else:
-        value = objective(stages, m, bubble=not split)
+        return chunked_objective(stages, layers, m, candidate.virtual_stages if bubble else math.inf)
+
+    value = seconds_of()
+    if candidate.schedule.splits_backward:
+        weight = found.most[:, Term.WEIGHT_GRADIENT] @ [1.0, pricer.chain.count, 1.0]
+        relief = weight_relief(candidate.schedule, candidate.num_stages, m)
+        value = np.maximum(value - relief * weight, seconds_of(bubble=False))
     return [Variant(candidate, recompute, zero, float(seconds))
             for (recompute, zero), seconds in zip(variants, value, strict=True) if np.isfinite(seconds)]
 
@@ -132,14 +139,15 @@ def layer_bounds(pricer: Pricer, candidate: Candidate, found: Probe,
         split = [np.where(zero >= stage, shards, 1.0) for stage in (1, 2, 3)]
         weights, gradients, states, update = stored.T[:, None, :]
         state += weights / split[2] + gradients / split[1] + states / split[0]
-        sent = weights * pricer.workload.reduce_bytes / pricer.workload.weight_bytes  # not all gradients held are sent
+        trained = 0.0 if pricer.workload.frozen else 1.0
+        sent = trained * weights * pricer.workload.reduce_bytes / pricer.workload.weight_bytes  # not all that are held
         reduce, gather = sent * (rates["reduce_scatter"] + rates["replicas"] / shards), weights * rates["all_gather"]
         for terms in (least, most):
             terms[..., Term.OPTIMIZER] += update / split[0]
             terms[..., Term.REDUCE] += np.where(zero >= 2, reduce, 0.0)
             terms[..., Term.GATHER] += np.where(zero == 3, 2 * gather, 0.0)
             terms[..., Term.SYNC] += np.where(zero == 0, sent * rates["all_reduce"], np.where(zero == 1, reduce, 0.0))
-            terms[..., Term.GATHER_STEP] += np.where((zero == 1) | (zero == 2), gather, 0.0)
+            terms[..., Term.GATHER_STEP] += np.where((zero == 1) | (zero == 2), trained * gather, 0.0)
     values, hiding = (np.array([_evaluated(pricer, candidate, found, one, recompute)
                                 for one, (recompute, _) in zip(terms, variants, strict=True)])
                       for terms in (least, most))  # [V, 3, 6]; the longer a pass is, the more of a step it hides

@@ -34,7 +34,7 @@ class Asked:
 
 def workload_of(model: ModelGraph, cluster: Cluster, *, global_batch_size: int | None, seq_len: int | None,
                 precision: str | None, optimizer: str, grad_dtype: str | None,
-                reduce_dtype: str | None, attention: str | None, dropout: bool, runtime: Runtime) -> Asked:
+                reduce_dtype: str | None, attention: str | None, dropout: bool, frozen: bool, runtime: Runtime) -> Asked:
     """Return the workload. Raises InputError for values that are not allowed or that the device doesn't support.
 
     Dtypes of gradients that aren't given are the runtime's.
@@ -69,17 +69,19 @@ def workload_of(model: ModelGraph, cluster: Cluster, *, global_batch_size: int |
                          allowed=", ".join(sorted(OPTIMIZER_STATE_BYTES)))
     dtypes = [_member(Precision, key, given) or default for key, given, default in (
         ("grad_dtype", grad_dtype, runtime.grad_dtype), ("reduce_dtype", reduce_dtype, runtime.reduce_dtype))]
-    if Precision.FP8 in dtypes:
-        raise InputError("gradients are kept and sent in 16 or 32 bits", key="grad_dtype, reduce_dtype", found="fp8",
-                         allowed="bf16, fp16, fp32")
+    for key, dtype in zip(("grad_dtype", "reduce_dtype"), dtypes, strict=True):
+        if dtype is not None and dtype is not dtype.stored:
+            raise InputError("gradients are kept and sent in 16 or 32 bits", key=key, found=dtype.value,
+                             allowed="bf16, fp16, fp32")
     kernel = _member(Attention, "attention", attention)
     if kernel is not None and kernel.fused and not cluster.device.flash_attention:
         raise InputError(f"{cluster.device.name} has no fused attention kernels", key="attention", found=attention,
                          allowed="fused_softmax, unfused")
-    if not isinstance(dropout, bool):
-        raise InputError("must be true or false", key="dropout", found=dropout)
+    for key, flag in (("dropout", dropout), ("frozen", frozen)):
+        if not isinstance(flag, bool):
+            raise InputError("must be true or false", key=key, found=flag)
     return Asked(Workload(global_batch_size, seq_len, Precision(precision), optimizer, dtypes[0], dtypes[1], kernel,
-                          dropout), tuple(notes))
+                          dropout, frozen), tuple(notes))
 
 
 def whole(key: str, value: object, least: int = 1, most: int = MOST) -> int:
@@ -130,7 +132,8 @@ def pins_of(fixed: Mapping[str, object]) -> Pins:
         if key not in known:
             raise InputError("unknown key", key=str(key), allowed=", ".join(sorted(known)))
         values[key] = value
-    for key in ("tp", "pp", "dp", "cp", "ep", "etp", "micro_batch_size", "num_micro_batches", "virtual_stages", "shard"):
+    for key in ("tp", "pp", "dp", "cp", "ep", "etp", "micro_batch_size", "num_micro_batches", "virtual_stages",
+                "shard"):
         if key in values:
             values[key] = whole(key, values[key])
     if "layers" in values:

@@ -21,6 +21,7 @@ from autoplan.intraop.tables import StageTable
 from autoplan.intraop.terms import Criterion, Policy, criteria
 from autoplan.search.pricer import Pricer
 from autoplan.search.probe import layer_bounds, probe
+from autoplan.search.recipes import replicas
 from autoplan.search.solve import Solution, inside, neighbour, stage_solution
 from autoplan.search.space import LARGEST_MICRO_BATCH, Candidate, Pins, roles_of
 from autoplan.workload import Recompute, Schedule
@@ -70,10 +71,10 @@ def menus(pricer: Pricer, pins: Pins) -> Iterator[Menu]:
 def _candidates(pricer: Pricer, size: int, micro_batch: int, m: int, pins: Pins) -> Iterator[Candidate]:
     stages = pins.pp or min(pricer.chain.count, pricer.cluster.num_devices)
     for shape in meshes(pricer.cluster, size):
-        each, rest = divmod(micro_batch, shape.shape[0])
+        each, rest = divmod(micro_batch, replicas(shape))
         if rest or each > LARGEST_MICRO_BATCH or pins.micro_batch_size not in (None, each):
             continue
-        for roles in roles_of(shape, pins):
+        for roles in roles_of(shape, pricer.chain, pins):
             yield Candidate(shape, max(2, stages), each, m, roles)
 
 

@@ -65,6 +65,7 @@ class Assumed:
     optimizer: str = "adam"
     attention: str | None = None
     dropout: bool = False
+    frozen: bool = False
     runtime: str = "plain"
     memory_unit: str = "gib"
     memory_counts: str = "all"

@@ -106,7 +106,7 @@ def arguments_of(row: Row, given: Assumed, cluster: Cluster) -> dict[str, object
         "grad_dtype": given.grad_dtype if precision != "fp32" else None, "zero": zero, "recompute": recompute,
         "sequence_parallel": bool(row.seq_parallel) if row.seq_parallel is not None else given.sequence_parallel,
         "schedule": schedule, "virtual_stages": chunks if interleaved else 1, "runtime": given.runtime,
-        "attention": attention_of(row, given), "dropout": given.dropout,
+        "attention": attention_of(row, given), "dropout": given.dropout, "frozen": given.frozen,
         "reduce_dtype": given.reduce_dtype if precision != "fp32" else None,
         "ep": row.ep or 1, "shard": _shard(row, given, dp * cp),
     }

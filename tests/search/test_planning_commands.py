@@ -94,7 +94,7 @@ def test_workload_options(run):
     assert code == 0
     assert json.loads(out)["workload"] == {
         "global_batch_size": 8, "seq_len": 512, "precision": "fp16", "optimizer": "sgd", "grad_dtype": "fp32",
-        "reduce_dtype": "bf16", "attention": "unfused", "dropout": True}
+        "reduce_dtype": "bf16", "attention": "unfused", "dropout": True, "frozen": False}
 
 
 def test_top_and_time_limit(run):

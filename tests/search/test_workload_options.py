@@ -43,7 +43,7 @@ def test_gradients_that_travel_in_fewer_bytes_are_faster():
 
 @pytest.mark.parametrize(("options", "key"), [
     ({"attention": "flash3"}, "attention"), ({"dropout": 0.1}, "dropout"), ({"reduce_dtype": "int8"}, "reduce_dtype"),
-    ({"grad_dtype": "fp8"}, "grad_dtype, reduce_dtype"), ({"runtime": "megatron"}, "runtime"),
+    ({"grad_dtype": "fp8"}, "grad_dtype"), ({"runtime": "megatron"}, "runtime"),
 ])
 def test_options_that_do_not_exist(options, key):
     with pytest.raises(InputError) as caught:
@@ -55,3 +55,16 @@ def test_fused_attention_needs_a_device_that_has_it():
     with pytest.raises(InputError, match="no fused attention") as caught:
         autoplan.plan(gpt(), cluster("dgx1-v100-16gb:2"), global_batch_size=16, attention="flash")
     assert caught.value.key == "attention"
+
+
+def test_frozen_weights_have_no_gradients_and_no_state():
+    how = {"dp": 4, "micro_batch_size": 1, "global_batch_size": 8, "recompute": "full", "zero": 1}
+    trained, frozen = (autoplan.estimate(llama(), cluster("dgx-h100:4"), frozen=flag, **how) for flag in (False, True))
+    assert frozen.workload.frozen
+    before, after = (plan.predicted.breakdown for plan in (trained, frozen))
+    assert after.gradient_sync_s == after.optimizer_s == 0 < before.gradient_sync_s
+    assert after.forward_s == before.forward_s
+    assert after.forward_s < after.backward_s < before.backward_s
+    assert frozen.stages[0].memory.breakdown.gradients == frozen.stages[0].memory.breakdown.optimizer == 0
+    assert frozen.stages[0].memory.breakdown.weights == trained.stages[0].memory.breakdown.weights
+    assert frozen.predicted.physical_limit_s == pytest.approx(trained.predicted.physical_limit_s * 2 / 3)

@@ -53,7 +53,7 @@ def again(plan: Plan, model: ModelGraph, machines: Cluster, **options: Any) -> P
         model, machines, tp=how.tp, pp=how.pp, dp=how.dp, cp=how.cp, micro_batch_size=how.micro_batch_size,
         global_batch_size=asked.global_batch_size, seq_len=asked.seq_len, precision=asked.precision.value,
         optimizer=asked.optimizer, grad_dtype=asked.grad_dtype.value,
-        reduce_dtype=asked.reduce_dtype.value, attention=asked.attention.value, dropout=asked.dropout, zero=how.zero,
+        reduce_dtype=asked.reduce_dtype.value, attention=asked.attention.value, dropout=asked.dropout, frozen=asked.frozen, zero=how.zero,
         recompute=how.recompute.value, sequence_parallel=how.sequence_parallel, schedule=how.schedule.value,
         virtual_stages=how.virtual_stages, runtime=plan.runtime, **options)
 
@@ -68,7 +68,7 @@ def with_memory(machines: Cluster, nbytes: float) -> Cluster:
 def workload(model: ModelGraph, machines: Cluster, batch: int, runtime: str = "plain", **asked: object) -> Workload:
     """Return the workload of a global batch, with the defaults of the command line for all that isn't asked."""
     defaults: dict[str, Any] = {"seq_len": None, "precision": None, "optimizer": "adam", "grad_dtype": None,
-                                "reduce_dtype": None, "attention": None, "dropout": False}
+                                "reduce_dtype": None, "attention": None, "dropout": False, "frozen": False}
     return workload_of(model, machines, global_batch_size=batch, runtime=load_runtime(runtime),
                        **{**defaults, **asked}).workload
 
