@@ -43,7 +43,7 @@ _LIKE = frozenset(("ones_like", "zeros_like", "full_like", "empty_like", "new_on
 _STREAMS = frozenset(("cumsum", "diff", "index", "gather", "roll", "sort", "argsort", "scatter", "scatter_add",
                       "index_put", "tril", "triu", "flip", "repeat", "repeat_interleave", "constant_pad_nd", "pad",
                       "one_hot", "index_select", "masked_select", "searchsorted", "bucketize", "upsample_nearest2d",
-                      "upsample_bilinear2d", "adaptive_avg_pool1d", "slice_scatter", "select_scatter", "copy", "copy_",
+                      "upsample_bilinear2d", "adaptive_avg_pool1d", "select_scatter", "copy", "copy_",
                       "topk", "meshgrid", "index_add", "view_as_complex", "view_as_real", "polar", "outer"))
 _POOLS = ("max_pool2d", "avg_pool2d", "max_pool1d", "avg_pool1d", "max_pool2d_with_indices", "max_pool3d")
 
@@ -65,6 +65,8 @@ def from_torch(module: Any, *example_inputs: Any, name: str | None = None, **exa
         meta.eval()
         with torch.no_grad():
             exported = torch.export.export(meta, arguments, keywords, strict=False)
+            if any(_mutates(node.target) for node in exported.graph_module.graph.nodes):
+                exported = exported.run_decompositions({})  # only makes it functional
     except Exception as error:
         raise InputError(f"can't be exported: {type(error).__name__}: {' '.join(str(error).split())[:300]}",
                          where=called) from None
@@ -73,6 +75,12 @@ def from_torch(module: Any, *example_inputs: Any, name: str | None = None, **exa
     lowering = _Lowering(Trace(called), exported)
     lowering.run()
     return normalise(lowering.trace, called, "torch")
+
+
+def _mutates(target: Any) -> bool:
+    """Whether an operator writes into an operand, which may be a part of another tensor."""
+    schema = getattr(target, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
 
 
 def _torch() -> Any:
@@ -266,6 +274,26 @@ class _Lowering:
         start = _argument(node, 2, "start", None) or 0
         return self.trace.slice(inputs[0], axis, max(0, start + size if start < 0 else start), shape[axis],
                                 _argument(node, 4, "step", 1))
+
+    def _op_slice_scatter(self, node: Any, inputs: list[str], shape: tuple[int, ...]) -> str:
+        """A tensor with a part of it replaced: what is before, the new part, what is behind."""
+        base, part = inputs
+        axis, size = _argument(node, 2, "dim", 0) % len(shape), self.trace.shape(part)
+        start = _argument(node, 3, "start", None) or 0
+        if _argument(node, 5, "step", 1) != 1:
+            return self.trace.add(Kind.STREAM, "slice_scatter", inputs, shape)
+        start = max(0, start + shape[axis] if start < 0 else start)
+        end = start + size[axis]
+        pieces = [self.trace.slice(base, axis, begin, stop - begin)
+                  for begin, stop in ((0, start), (end, shape[axis])) if stop > begin]
+        return self.trace.concat([*pieces[:start > 0], part, *pieces[start > 0:]], axis)
+
+    def _op_grouped_mm(self, node: Any, inputs: list[str], shape: tuple[int, ...]) -> str:
+        """Rows times the weight of the expert each is sorted to: how many meet which expert isn't in the graph."""
+        flops = 2 * self.trace.values[inputs[0]].numel * shape[-1]
+        return self.trace.add(Kind.OPAQUE, "aten.grouped_mm", inputs, shape, flops=flops)
+
+    _op__grouped_mm = _op_grouped_mm_fallback = _op_grouped_mm
 
     def _op_narrow(self, node: Any, inputs: list[str], shape: tuple[int, ...]) -> str:
         return self.trace.slice(inputs[0], node.args[1] % len(shape), int(node.args[2]), shape[node.args[1]])

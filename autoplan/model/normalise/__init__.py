@@ -14,7 +14,7 @@ from autoplan.errors import InputError
 from autoplan.model import ops
 from autoplan.model.graph import BATCH, KV_SEQ, SEQ, ModelGraph
 from autoplan.model.normalise.attention import Core, cores
-from autoplan.model.normalise.axes import dims_of, mark_masks, promote_constants
+from autoplan.model.normalise.axes import Dims, Level, dims_of, mark_masks, promote_constants
 from autoplan.model.normalise.chain import layers_of
 from autoplan.model.normalise.draft import Draft, Unpriced
 from autoplan.model.normalise.emit import Emitter
@@ -50,6 +50,7 @@ def normalise(trace: Trace, name: str, source: str) -> ModelGraph:
     emitter = Emitter(trace, dims, found)
     drafts = emitter.run()
     names = names_of(trace, dims, found.values(), drafts)
+    _note_loops(trace, dims, names)
     finish = Finisher(dims, names, emitter.atoms)
     numel = {tensor: dims.table.product(atoms) for tensor, atoms in emitter.atoms.items()}
     classes, layers = layers_of(drafts, finish, numel, key_tensors(drafts))
@@ -77,6 +78,16 @@ def _put_attention(trace: Trace, found: Mapping[str, Core]) -> None:
 
     trace.replace_nodes(change)
     trace.prune()
+
+
+def _note_loops(trace: Trace, dims: Dims, names: Names) -> None:
+    """Note where positions are treated one by one: then the graph is that of the traced length alone."""
+    single = sum(node.kind is Kind.SLICE and dims.levels[node.output] is Level.DATA
+                 and trace.shape(node.output)[node.attrs["axis"]] == 1
+                 and dims.of(node.inputs[0])[node.attrs["axis"]] == names.sequence for node in trace.nodes)
+    length = dims.table.product(names.sequence)
+    if single >= length > 1:
+        trace.assumed.append(f"it loops over its sequence: only plans for {length} tokens are right")
 
 
 def _traced_sizes(names: Names, finish: Finisher, drafts: Sequence[Draft]) -> dict[str, int]:

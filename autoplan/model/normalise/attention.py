@@ -63,7 +63,8 @@ class _Finder:
                     batch=tuple(atom for axis in q[:-3] for atom in axis), heads=q[-3], kv_heads=k[-3],
                     queries=q[-2], keys=k[-2], width=q[-1], value_width=v[-1],
                     causal=bool(node.attrs["causal"]) or any(self._is_causal(mask) for mask in node.inputs[3:]),
-                    window=int(node.attrs.get("window", 0)), params=())
+                    window=int(node.attrs.get("window", 0)),
+                    params=tuple(name for name in node.inputs[3:] if self.dims.levels[name] is Level.WEIGHT))
 
     def written_out(self, softmax: Node) -> tuple[str, Core] | None:
         """Return the output and the core around a softmax, None if it isn't one."""

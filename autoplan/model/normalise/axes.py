@@ -24,7 +24,7 @@ class Level(IntEnum):
     DATA = 2
 
 
-OPERAND_KINDS = (Kind.EINSUM, Kind.CONV, Kind.GATHER, Kind.NORM)
+_OPERANDS = {Kind.EINSUM: slice(None), Kind.CONV: slice(None), Kind.GATHER: slice(1), Kind.NORM: slice(1, None)}
 _LEVELS = {Source.PARAM: Level.WEIGHT, Source.INPUT: Level.DATA}
 
 
@@ -60,8 +60,8 @@ def _promote_once(trace: Trace) -> None:
                 promote(source, *kinds)
 
     for node in trace.nodes:
-        if node.kind in OPERAND_KINDS and levels[node.output] is not Level.HINT:
-            for name in node.inputs[1:] if node.kind is Kind.NORM else node.inputs:
+        if node.kind in _OPERANDS and levels[node.output] is not Level.HINT:
+            for name in node.inputs[_OPERANDS[node.kind]]:
                 if levels[name] is Level.HINT:
                     promote(name, Source.CONST, Source.INITIAL)
         if node.kind is Kind.GATHER and levels[node.output] is Level.HINT and _reads_tokens(trace, made_by, node):

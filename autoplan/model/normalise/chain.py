@@ -92,15 +92,19 @@ class _Layers:
                   for draft, title in zip(drafts, titles, strict=True)]
         tensors |= {draft.tensor: title for draft, title in zip(drafts, titles, strict=True)}
         again = self._second_reads(index)
-        ops = [self._op(draft, title, tensors, again.get(position, ()))
-               for position, (draft, title) in enumerate(zip(drafts, titles, strict=True))]
+        kind = "layer" if before.stream and after.stream else "embedding" if after.stream else "head"
+        owners = dict(self.owners)
+        ops = []
+        for position, (draft, title) in enumerate(zip(drafts, titles, strict=True)):
+            ops.append(self._op(draft, title, tensors, owners, again.get(position, ())))
+            for param in draft.params:  # a layer may read one twice
+                owners.setdefault(param.key, f"{kind}.{param.name}")
         beside = [*before.beside, *after.beside]
         if self._twin(index + 1) and after.stream is not None:
             ops.append(self.finish.passed(after.stream, tensors[after.stream], self.carried[after.stream]))
             beside.append(after.stream)
         if before.stream in after.beside and not self._twin(index):
             ops.insert(0, self.finish.passed(before.stream, "x", self.carried[before.stream]))
-        kind = "layer" if before.stream and after.stream else "embedding" if after.stream else "head"
         carried = tuple(self.finish.operand(name, self.carried[name]) for name in dict.fromkeys(beside))
         self._fold(LayerClass(
             kind, tuple(ops), self.finish.operand(before.stream, "x") if before.stream else None,
@@ -134,13 +138,14 @@ class _Layers:
             self.classes.append(replace(layer, name=f"{kind}{alike + 1}" if alike else kind))
         self.layers.append(known.get(layer.key, len(self.classes) - 1))
 
-    def _op(self, draft: Draft, title: str, tensors: Mapping[str, str], again: tuple[int, ...]) -> Op:
+    def _op(self, draft: Draft, title: str, tensors: Mapping[str, str], owners: Mapping[str, str],
+            again: tuple[int, ...]) -> Op:
         """Return an operator; what no operator makes (the model's inputs) isn't among its inputs.
 
         again: the inputs that it reads as carried.
         """
         kept = replace(draft, inputs=[read for read in draft.inputs if read.tensor in tensors])
-        op = self.finish.op(kept, title, tensors, self.owners, for_keys=self.keys)
+        op = self.finish.op(kept, title, tensors, owners, for_keys=self.keys)
         inputs = tuple(replace(operand, tensor=self.carried[draft.read[number]]) if number in again else operand
                        for number, operand in enumerate(op.inputs))
         return replace(op, inputs=inputs)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from autoplan.errors import InputError
 from autoplan.model.normalise.atoms import Atoms
 from autoplan.model.normalise.attention import Core
 from autoplan.model.normalise.axes import Dims, Level
@@ -55,6 +56,7 @@ class Emitter:
         self.unpriced: list[Unpriced] = []
         self.exprs: dict[str, Expr] = {}
         self.by_tensor: dict[str, Draft] = {}
+        self.order: dict[str, int] = {}  # tensor → how many drafts were made before its own
         self.atoms: dict[str, Atoms] = {}
         for name, value in trace.values.items():
             if value.source is Source.INPUT:
@@ -81,6 +83,7 @@ class Emitter:
             draft.loop = _distinct((*summed, *draft.output))
         elif draft.kind != "attention":  # whose values' width is its keys' width, by another atom
             draft.loop = _distinct((*draft.output, *draft.loop))
+        self.order[draft.tensor] = len(self.drafts)
         self.drafts.append(draft)
         self.by_tensor[draft.tensor] = draft
 
@@ -183,7 +186,9 @@ class Emitter:
         apart = len(data) == 2 and not set(parts[0].sources) & set(parts[1].sources)
         if node.function == "add" and apart and not weights and all(
                 self.trace.shape(name) == self.trace.shape(node.output) for name in data):
-            self._add(self._draft("elementwise", node, data, self.dims.flat(node.output)))
+            draft = self._draft("elementwise", node, data, self.dims.flat(node.output))
+            draft.inputs.sort(key=lambda read: self.order.get(read.tensor, -1))  # the residual stream first
+            self._add(draft)
             return
         self.exprs[node.output] = parts[0].then(node, parts[1:], weights)
 
@@ -235,6 +240,8 @@ class Emitter:
 
     def tensor(self, name: str) -> str:
         """Return the tensor that holds a value, made by an elementwise operator where it is computed."""
+        if name not in self.exprs:
+            raise InputError("attention reads what neither data nor parameters make", where=self.trace.where, key=name)
         expr = self.exprs[name]
         if expr.trivial:
             return expr.sources[0]

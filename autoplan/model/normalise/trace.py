@@ -93,6 +93,7 @@ class Trace:
     nodes: list[Node] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
+    _made: dict[str, Node] = field(default_factory=dict)
 
     def value(self, name: str, shape: Iterable[int], source: Source) -> str:
         """Add a value that no node makes; return its name."""
@@ -104,7 +105,8 @@ class Trace:
         """Add a node; return the name of its output."""
         name = output or f"v{len(self.values)}"
         self.values[name] = Value(name, tuple(int(size) for size in shape), Source.NODE)
-        self.nodes.append(Node(kind, function, tuple(inputs), name, attrs))
+        self._made[name] = Node(kind, function, tuple(inputs), name, attrs)
+        self.nodes.append(self._made[name])
         return name
 
     def shape(self, name: str) -> Shape:
@@ -149,6 +151,12 @@ class Trace:
         shape = list(self.shape(name))
         if (start, size, step) == (0, shape[axis], 1):
             return name
+        made = self._made.get(name)
+        if made is not None and made.kind is Kind.CONCAT and made.attrs["axis"] == axis and step == 1:
+            ends = np.cumsum([self.shape(part)[axis] for part in made.inputs])
+            chosen = [part for part, end in zip(made.inputs, ends, strict=True) if start < end <= start + size]
+            if sum(self.shape(part)[axis] for part in chosen) == size:
+                return self.concat(chosen, axis)
         shape[axis] = size
         return self.add(Kind.SLICE, "slice", (name,), shape, axis=axis, start=start, step=step)
 

@@ -97,7 +97,8 @@ class Branching(nn.Module):
         return self.head(x) if x.sum() > 0 else x
 
 
-@pytest.mark.parametrize(("module", "words"), [(Branching(), "can't be exported"), (nn.ReLU(), "multiplies no matrices")])
+@pytest.mark.parametrize(("module", "words"), [
+    (Branching(), "can't be exported"), (nn.ReLU(), "multiplies no matrices")])
 def test_what_is_no_model_is_refused(module, words):
     with pytest.raises(InputError, match=words):
         autoplan.from_torch(module, torch.zeros(4, 8))
