@@ -80,9 +80,9 @@ def _bubble(schedule: Schedule, times: npt.NDArray[np.float64], forward: npt.NDA
             weight: npt.NDArray[np.float64], num_micro_batches: int) -> float:
     """Return the seconds that the slowest stage idles under a zero-bubble schedule, from the seconds of all others.
 
-    H1 and H2: Σ (F + B) − (a − 1)/(p − 1) · Σ min(W, F), at least 0, of a = min(m, p) or min(m, 2p − 1) micro-batches
-    started ahead: a weight gradient fills the bubble, unless it is longer than the forward pass that others begin it
-    by. V: Σ (max(F, B, W) − min(F, B, W)), which is exact where W ≤ F ≤ B and never too little for equal stages.
+    H1 and H2: Σ' (F + B) − (a − 1)/(p − 1) · Σ' min(W, F), at least 0, Σ' over the others, with a = min(m, p) or
+    min(m, 2p − 1) micro-batches begun ahead: a weight gradient fills the bubble, but no more of it than a forward
+    pass. V: Σ' (max(F, B, W) − min(F, B, W)), which is exact where W ≤ F ≤ B and never too little for equal stages.
     """
     others = np.arange(len(times)) != times.argmax()
     f, w = forward[others], weight[others]
@@ -90,8 +90,22 @@ def _bubble(schedule: Schedule, times: npt.NDArray[np.float64], forward: npt.NDA
     if schedule is Schedule.ZB_V:
         parts = np.array([f, b, w])
         return float((parts.max(axis=0) - parts.min(axis=0)).sum())
-    filled = (min(num_micro_batches, _ahead(schedule, len(times))) - 1) / max(1, len(f))
+    filled = _filled(schedule, len(times), num_micro_batches)
     return max(0.0, float((f + b).sum() - filled * np.minimum(w, f).sum()))
+
+
+def _filled(schedule: Schedule, num_stages: int, num_micro_batches: int) -> float:
+    """Return how many weight gradients of each stage but the slowest fill the bubble of H1 or H2, on average."""
+    return (min(num_micro_batches, _ahead(schedule, num_stages)) - 1) / max(1, num_stages - 1)
+
+
+def weight_relief(schedule: Schedule, num_stages: int, num_micro_batches: int) -> float:
+    """Return by how many seconds, for each second of all stages' weight gradients, a zero-bubble schedule's bubble is
+    at most shorter than Σ' t, that of 1F1B, or for V than Σ' t / 2, that of two interleaved chunks.
+
+    For H1 and H2 since F + B = t − W and min(W, F) ≤ W; for V since max(F, B, W) ≥ (t − W)/2 and min(F, B, W) ≤ W.
+    """
+    return 1.5 if schedule is Schedule.ZB_V else 1.0 + _filled(schedule, num_stages, num_micro_batches)
 
 
 def legal(schedule: Schedule, num_stages: int, num_micro_batches: int, virtual_stages: int,

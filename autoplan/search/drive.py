@@ -157,10 +157,9 @@ def _solve(pricer: Pricer, variants: Iterable[Variant], limits: Limits, outcome:
             outcome.lower_bound = min(outcome.lower_bound, variant.bound)
             break
         found = solve(pricer, variant.candidate, variant.recompute, variant.zero, upper_bound=threshold)
-        if variant.candidate.schedule.splits_backward:  # another cut may be better
-            outcome.lower_bound = min(outcome.lower_bound, variant.bound)
+        least = threshold if found is None else found.least
+        outcome.lower_bound = min(outcome.lower_bound, max(variant.bound, least))
         if found is None:
-            outcome.lower_bound = min(outcome.lower_bound, max(variant.bound, threshold))
             continue
         _insert(outcome, Found(variant, found), limits)
         wanted = None if wanted is None else found.objective

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoplan.cluster import Axis, Cluster, Mesh, boundary
-from autoplan.cost.schedules import in_flight, pipeline_time, position
+from autoplan.cost.schedules import in_flight, pipeline_time, position, weight_relief
 from autoplan.interop import partition
 from autoplan.intraop.overlap import passes
 from autoplan.intraop.tables import LayerTable, StageTable
@@ -114,6 +114,17 @@ class Solution:
         """Seconds of one step: the pipeline's time and the slowest stage's once-a-step work."""
         return self.pipeline + max(stage.step for stage in self.stages)
 
+    @cached_property
+    def least(self) -> float:
+        """Seconds below which no other cut of the same recipe goes: the objective, unless the cut is that of another
+        objective. Under zero-bubble H1 and H2 it's the best of 1F1B, so all cuts take no less than that one takes
+        under 1F1B, less what weights' gradients may fill of the bubble."""
+        if not self.schedule.splits_backward or self.schedule.chunked:
+            return self.objective
+        times, m = [stage.time for stage in self.stages], self.num_micro_batches
+        relief = weight_relief(self.schedule, len(times), m) * sum(stage.weight for stage in self.stages)
+        return pipeline_time(Schedule.ONE_F_ONE_B, times, m) + max(stage.step for stage in self.stages) - relief
+
     @property
     def fits(self) -> bool:
         """Whether every stage fits its devices' memory."""
@@ -196,7 +207,8 @@ def solve(pricer: Pricer, candidate: Candidate, recompute: Recompute, zero: int,
           upper_bound: float = float("inf")) -> Solution | None:
     """Cut the chain into the candidate's stages; None where nothing fits or is below `upper_bound` seconds.
 
-    Zero-bubble H1 and H2 take the cut that is best under 1F1B with their memory, which needn't be their own best.
+    Zero-bubble H1 and H2 take the cut that is best under 1F1B with their memory, which needn't be their own best, and
+    whatever it takes (see `Solution.least`).
     """
     link = neighbour(pricer.cluster, candidate.mesh.num_devices)
     table = pricer.stage_table(candidate, recompute, zero, link)
@@ -210,8 +222,7 @@ def solve(pricer: Pricer, candidate: Candidate, recompute: Recompute, zero: int,
                     max_stages=p, num_stages=p, upper_bound=upper_bound if exact else float("inf"))
     if cut is None:
         return None
-    found = assemble(pricer, candidate, table, zero, [((stage.first, stage.last),) for stage in cut.stages])
-    return found if exact or found.objective < upper_bound else None
+    return assemble(pricer, candidate, table, zero, [((stage.first, stage.last),) for stage in cut.stages])
 
 
 def fallback(pricer: Pricer, candidate: Candidate, recompute: Recompute, zero: int) -> Solution | None:
