@@ -264,7 +264,8 @@ class SearchInfo(_Part):
 
     lower_bound_s: no plan in the searched space is faster. gap: (iteration time − bound) / iteration time. Both are
     null for an estimate, which proves nothing. status `optimal`: the gap asked for was reached; `feasible`: more
-    than that gap is left between plan and bound.
+    than that gap is left between plan and bound. solves: tables of layers (or, with a solver of the user's, stages)
+    solved as integer programs; cache_hits: tables that another candidate had left.
     """
 
     lower_bound_s: Seconds | None
@@ -272,14 +273,16 @@ class SearchInfo(_Part):
     candidates: Count
     pruned: Count
     solves: Count
+    cache_hits: Count
     solver: str
     status: Literal["optimal", "feasible", "time_limit", "estimate"]
 
 
 class Timing(_Part):
-    """How long planning took: the only part of a plan that differs from run to run."""
+    """How long planning took: the only part of a plan that differs from run to run. solve_s: in all `solves`."""
 
     wall_s: Seconds
+    solve_s: Seconds
     phases: dict[str, Seconds] = Field(default_factory=dict)
 
 

@@ -71,8 +71,7 @@ def plan(model: ModelGraph | str, cluster: Cluster | str, *, global_batch_size: 
         raise no_plan(pricer, pins, timed_out=outcome.timed_out)
     solutions = [found.solution for found in outcome.found]
     info = _search_info(pricer, outcome, solver, gap)
-    timing = Timing(wall_s=time.perf_counter() - begin, phases=outcome.phases)
-    return plan_of(pricer, solutions[0], search=info, timing=timing, alternatives=solutions[1:], notes=asked.notes)
+    return plan_of(pricer, solutions[0], search=info, timing=_timing(pricer, begin, outcome.phases), alternatives=solutions[1:], notes=asked.notes)
 
 
 def estimate(model: ModelGraph | str, cluster: Cluster | str, *, tp: int = 1, pp: int = 1, dp: int = 1, cp: int = 1,
@@ -109,8 +108,8 @@ def estimate(model: ModelGraph | str, cluster: Cluster | str, *, tp: int = 1, pp
     if not solution.fits:
         notes.append(f"the nearest change that fits: {next(changes(pricer, pins), 'none was found')}")
     info = SearchInfo(lower_bound_s=None, gap=None, candidates=1, pruned=0, solves=pricer.counters.solves,
-                      solver="auto", status="estimate")
-    return plan_of(pricer, solution, search=info, timing=Timing(wall_s=time.perf_counter() - begin), notes=notes)
+                      cache_hits=pricer.counters.hits, solver="auto", status="estimate")
+    return plan_of(pricer, solution, search=info, timing=_timing(pricer, begin), notes=notes)
 
 
 def _loaded(model: ModelGraph | str, cluster: Cluster | str) -> tuple[ModelGraph, Cluster]:
@@ -141,6 +140,10 @@ def _price(pricer: Pricer, pins: Pins) -> Solution:
     return solution
 
 
+def _timing(pricer: Pricer, begin: float, phases: Mapping[str, float] | None = None) -> Timing:
+    return Timing(wall_s=time.perf_counter() - begin, solve_s=pricer.counters.seconds, phases=dict(phases or {}))
+
+
 def _search_info(pricer: Pricer, outcome: Outcome, solver: str, asked_gap: float) -> SearchInfo:
     assert outcome.best is not None
     best = outcome.best.objective
@@ -148,5 +151,5 @@ def _search_info(pricer: Pricer, outcome: Outcome, solver: str, asked_gap: float
     gap = 1.0 - bound / best
     reached: Literal["optimal", "feasible"] = "optimal" if gap <= asked_gap + 1e-9 else "feasible"
     return SearchInfo(lower_bound_s=bound, gap=gap, candidates=outcome.candidates, pruned=outcome.pruned,
-                      solves=pricer.counters.solves, solver=solver,
+                      solves=pricer.counters.solves, cache_hits=pricer.counters.hits, solver=solver,
                       status="time_limit" if outcome.timed_out else reached)

@@ -39,11 +39,11 @@ def solved(request):
 
 def test_its_plans_are_sound(solved):
     pricer, found = solved
-    info = SearchInfo(lower_bound_s=None, gap=None, candidates=1, pruned=0, solves=1, solver="auto", status="estimate")
+    info = SearchInfo(lower_bound_s=None, gap=None, candidates=1, pruned=0, solves=1, cache_hits=0, solver="auto", status="estimate")
     solutions = [solution for _, solution in found if solution is not None]
     assert solutions
     for solution in solutions:
-        plan = plan_of(pricer, solution, search=info, timing=Timing(wall_s=0.0))
+        plan = plan_of(pricer, solution, search=info, timing=Timing(wall_s=0.0, solve_s=0.0))
         assert check.problems(plan) == []
         uses = Counter(device for stage in plan.stages for device in stage.devices)
         assert uses == Counter(range(pricer.cluster.num_devices))
