@@ -39,9 +39,9 @@ def forward_flops_per_token(graph: ModelGraph, seq_len: int) -> int:
 
     What a sequence has once (its images, an encoder's input of fixed length) is shared by its tokens. Each operator's
     family counts its own (`autoplan.model.ops`): a contraction takes 2 · ∏(its loop dims other than tokens), an
-    attention 4 · heads · head_dim · keys, where every token meets all `seq_len` keys (at most a window of them) though a
-    causal mask hides half; look-ups, norms and elementwise work count as nothing. This is the convention of MFU (PaLM,
-    Chowdhery et al., 2022, appendix B), whose 6N + 12LHQT for forward and backward is three times this.
+    attention 4 · heads · head_dim · keys, where every token meets all `seq_len` keys (at most a window of them) though
+    a causal mask hides half; look-ups, norms and elementwise work count as nothing. This is the convention of MFU
+    (PaLM, Chowdhery et al., 2022, appendix B), whose 6N + 12LHQT for forward and backward is three times this.
     """
     from autoplan.model import ops  # imports numpy, which facts alone don't need
 
