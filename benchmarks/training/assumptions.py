@@ -66,6 +66,7 @@ class Assumed:
     attention: str | None = None
     dropout: bool = False
     frozen: bool = False
+    etp: int | None = None
     runtime: str = "plain"
     memory_unit: str = "gib"
     memory_counts: str = "all"

@@ -108,7 +108,7 @@ def arguments_of(row: Row, given: Assumed, cluster: Cluster) -> dict[str, object
         "schedule": schedule, "virtual_stages": chunks if interleaved else 1, "runtime": given.runtime,
         "attention": attention_of(row, given), "dropout": given.dropout, "frozen": given.frozen,
         "reduce_dtype": given.reduce_dtype if precision != "fp32" else None,
-        "ep": row.ep or 1, "shard": _shard(row, given, dp * cp),
+        "ep": row.ep or 1, "etp": given.etp, "shard": _shard(row, given, dp * cp),
     }
     return {key: value for key, value in found.items() if value is not None}
 
