@@ -58,16 +58,17 @@ def unmasked_flops_per_token(graph: ModelGraph, seq_len: int) -> float:
     """
     from autoplan.model import ops
 
-    total = 0.0
-    for index in graph.layers:
-        for op in graph.classes[index].ops:
+    per_class = [0.0] * len(graph.classes)
+    for index, layer in enumerate(graph.classes):
+        for op in layer.ops:
             if op.kind == "attention" and op.attr("causal"):
                 seen = min(int(op.attr("window") or op.attr("chunk") or seq_len), seq_len)
                 keys = seen / 2 if op.attr("chunk") else seen - seen**2 / (2 * seq_len)
-                total += keys * ops.flops(op, {BATCH: 1, SEQ: 1, KV_SEQ: 1} | op.static_sizes)
+                per_class[index] += keys * ops.flops(op, {BATCH: 1, SEQ: 1, KV_SEQ: 1} | op.static_sizes)
             else:
-                total += ops.flops(op, {BATCH: 1, SEQ: seq_len, KV_SEQ: seq_len} | op.static_sizes) / seq_len
-    return total
+                sizes = {BATCH: 1, SEQ: seq_len, KV_SEQ: seq_len} | op.static_sizes
+                per_class[index] += ops.flops(op, sizes) / seq_len
+    return sum(per_class[index] for index in graph.layers)
 
 
 def kv_elements_per_token(graph: ModelGraph) -> int:
@@ -87,10 +88,11 @@ def default_seq_len(graph: ModelGraph) -> int:
 def describe(graph: ModelGraph) -> dict[str, object]:
     """Return what there is to tell about a model, ready for JSON.
 
-    FLOPs are for sequences of `seq_len` tokens (see `default_seq_len`).
+    FLOPs are for sequences of `seq_len` tokens (see `default_seq_len`), those of a class for one of its layers.
     `kv_bytes_per_token` is for a cache of 16-bit elements.
     """
     seq_len = default_seq_len(graph)
+    alone = [ModelGraph(layer.name, (layer,), (0,)) for layer in graph.classes]
     return {
         "name": graph.name,
         "facts": dict(graph.facts),
@@ -101,7 +103,8 @@ def describe(graph: ModelGraph) -> dict[str, object]:
         "num_layers": graph.num_layers,
         "classes": [
             {"name": layer.name, "key": layer.key, "layers": graph.layers.count(index), "operators": len(layer.ops),
-             "parameters": layer.num_params(), "parameters_with_tied": layer.num_params(tied=True)}
+             "parameters": layer.num_params(), "parameters_with_tied": layer.num_params(tied=True),
+             "forward_flops_per_token": forward_flops_per_token(alone[index], seq_len)}
             for index, layer in enumerate(graph.classes)
         ],
     }

@@ -148,9 +148,10 @@ def layer_bounds(pricer: Pricer, candidate: Candidate, found: Probe,
             terms[..., Term.GATHER] += np.where(zero == 3, 2 * gather, 0.0)
             terms[..., Term.SYNC] += np.where(zero == 0, sent * rates["all_reduce"], np.where(zero == 1, reduce, 0.0))
             terms[..., Term.GATHER_STEP] += np.where((zero == 1) | (zero == 2), trained * gather, 0.0)
-    values, hiding = (np.array([_evaluated(pricer, candidate, found, one, recompute)
-                                for one, (recompute, _) in zip(terms, variants, strict=True)])
-                      for terms in (least, most))  # [V, 3, 6]; the longer a pass is, the more of a step it hides
+    kinds = [recompute for recompute, _ in variants]
+    values = _evaluated(pricer, candidate, found, least, kinds)
+    # the longer a pass is, the more of a step it hides
+    hiding = values if pricer.runtime.linear else _evaluated(pricer, candidate, found, most, kinds)
     link = neighbour(pricer.cluster, candidate.mesh.num_devices)
     hidden = pricer.runtime.overlap.sends and candidate.virtual_stages > 1
     boundary = found.boundary / (found.ranks if pricer.runtime.scatters_sends else 1)
@@ -159,10 +160,14 @@ def layer_bounds(pricer: Pricer, candidate: Candidate, found: Probe,
                        values[..., Criterion.SAVED], send)
 
 
-def _evaluated(pricer: Pricer, candidate: Candidate, found: Probe, terms: Array, recompute: Recompute) -> Array:
-    """Return the criteria [3, 6] of the three layers' terms."""
-    return np.array([evaluate(one, policy, pricer.runtime, found.ranks)
-                     for one, policy in zip(terms, pricer.policies(candidate, recompute), strict=True)])
+def _evaluated(pricer: Pricer, candidate: Candidate, found: Probe, terms: Array, kinds: Sequence[Recompute]) -> Array:
+    """Return the criteria [V, 3, 6] of the three layers' terms [V, 3, NUM_TERMS]."""
+    values = np.empty((*terms.shape[:2], len(Criterion)))
+    for recompute in set(kinds):
+        rows = [row for row, kind in enumerate(kinds) if kind is recompute]
+        for layer, policy in enumerate(pricer.policies(candidate, recompute)):
+            values[rows, layer] = evaluate(terms[rows, layer], policy, pricer.runtime, found.ranks)
+    return values
 
 
 def _stages(pricer: Pricer, candidate: Candidate, found: Probe,
