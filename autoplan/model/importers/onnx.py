@@ -2,7 +2,7 @@
 
 Shapes are found node by node with ONNX's own rules; integers that shapes are made of are computed on the way. A
 symbolic dim gets a size: the batch two (and a fixed batch of one becomes two, so that it can be told from axes of size
-one), the sequence `SEQUENCE`, past tokens none; `sizes` says others.
+one), the sequence the first of `SEQUENCES` that fits, past tokens none; `sizes` says others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from autoplan.model.importers.onnx_ops import Lowering
 from autoplan.model.normalise import normalise
 from autoplan.model.normalise.trace import Source, Trace
 
-BATCH, SEQUENCE, OTHER = 2, 128, 64  # sizes of symbolic dims: the batch, the sequence, any other
+BATCH, OTHER = 2, 64  # sizes of symbolic dims: the batch, any but the sequence
+SEQUENCES = (128, 32, 8)  # of the sequence: the first that the model's table of positions allows
 SMALL = 4096  # elements of a constant whose content may matter to shapes
 
 _FLOATS = ("float", "double", "float16", "bfloat16", "float8e4m3fn", "float8e5m2")
@@ -41,11 +42,22 @@ def from_onnx(path: str | Path, sizes: Mapping[str, int] | None = None, name: st
         raise InputError(f"can't be read: {error.strerror}", where=where) from None
     except Exception as error:
         raise InputError(f"no ONNX model: {' '.join(str(error).split())[:200]}", where=where) from None
-    reader = _Reader(onnx, model, where, dict(sizes or {}))
-    trace = reader.trace()
+    trace = _traced(onnx, model, where, dict(sizes or {}))
     if not trace.outputs:
         raise InputError("has no outputs", where=where)
     return normalise(trace, name or Path(where).stem, "onnx")
+
+
+def _traced(onnx: Any, model: Any, where: str, sizes: dict[str, int]) -> Trace:
+    """Return the graph, lowered, at the first sequence length that fits it."""
+    for sequence in SEQUENCES:
+        reader = _Reader(onnx, model, where, sizes, sequence)
+        try:
+            return reader.trace()
+        except InputError:
+            if not reader.chose or sequence == SEQUENCES[-1]:
+                raise
+    raise AssertionError("a sequence length fits or raises")
 
 
 def _onnx() -> Any:
@@ -61,8 +73,9 @@ def _onnx() -> Any:
 class _Reader:
     """Walks an ONNX graph: shapes and known integers of each node, then its lowering."""
 
-    def __init__(self, onnx: Any, model: Any, where: str, sizes: dict[str, int]) -> None:
-        self.onnx, self.model, self.where, self.sizes = onnx, model, where, sizes
+    def __init__(self, onnx: Any, model: Any, where: str, sizes: dict[str, int], sequence: int) -> None:
+        self.onnx, self.model, self.where, self.sizes, self.sequence = onnx, model, where, sizes, sequence
+        self.chose = False  # whether a symbolic dim was given the length `sequence`
         self.versions = {entry.domain or "": entry.version for entry in model.opset_import}
         self.doubled = False  # whether a fixed batch of one was taken as two
         self.types: dict[str, Any] = {}
@@ -83,7 +96,9 @@ class _Reader:
                 raise InputError("the shape of a reshape is an input of the graph", where=self.where, key=value.name)
             self._input(value)
         for node in graph.node:
-            self._node(node)
+            own = self.onnx.NodeProto()
+            own.CopyFrom(node)  # whose inputs may be changed
+            self._node(own)
         self.lowering.trace.outputs = [self.lowering.names[one.name] for one in graph.output
                                        if one.name in self.lowering.names]
         return self.lowering.trace
@@ -123,7 +138,10 @@ class _Reader:
             return 0
         if "batch" in text or (index == 0 and "seq" not in text):
             return BATCH
-        return SEQUENCE if "seq" in text or "past" in text or index == 1 else OTHER
+        if "seq" not in text and "past" not in text and index != 1:
+            return OTHER
+        self.chose = True
+        return self.sequence
 
     def _node(self, node: Any) -> None:
         """Find the shapes of a node's outputs, compute them where they are small constants, and lower the node."""

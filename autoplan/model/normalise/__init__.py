@@ -106,6 +106,7 @@ def _facts(graph: ModelGraph, sizes: dict[str, int], source: str) -> dict[str, i
                               [int(op.attr(name) or 0)] if op.attr(name) else [])}
         if len(found) == 1:
             facts["max_positions" if name == "positions" else name] = found.pop()
+    facts["seq_len"] = min(int(facts["seq_len"]), int(facts.get("max_positions", facts["seq_len"])))
     return facts
 
 
