@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from inspect import signature
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +15,6 @@ from autoplan.model import ModelGraph
 from autoplan.model.facts import forward_flops_per_token
 from autoplan.plan.schema import Plan, StageMemory
 from autoplan.runtimes import load as load_runtime
-from autoplan.runtimes import names as runtime_names
 from autoplan.workload import Precision
 
 from . import clusters, models
@@ -37,7 +34,7 @@ class Price:
 
     seconds: of a step. memory, measured_memory: bytes, of the stages and the kinds of memory that the source counts.
     fits: whether every stage fits its devices. ideal: seconds of the step's FLOPs (recompute included) at the peak.
-    terms: seconds of a step by cause. ignored: assumptions that can't be said to `estimate` yet.
+    terms: seconds of a step by cause. held: bytes of the fullest stage by cause.
     """
 
     row: Row
@@ -51,10 +48,9 @@ class Price:
     terms: Mapping[str, float]
     held: Mapping[str, float]
     parameters: int
-    ignored: tuple[str, ...]
 
 
-Plans = dict[tuple[int, int, str], tuple[Plan, tuple[str, ...]]]  # by graph, cluster and arguments
+Plans = dict[tuple[int, int, str], Plan]  # by graph, cluster and arguments
 
 
 def price(row: Row, plans: Plans) -> Price:
@@ -68,10 +64,10 @@ def price(row: Row, plans: Plans) -> Price:
         graph, cluster = models.graph_of(row, given), clusters.on(row, given)
         arguments = arguments_of(row, given, cluster)
         cuts = cuts_of(row, given, graph.num_layers - 2, arguments)
-        plan, ignored = _fastest(graph, cluster, arguments, cuts, plans)
+        plan = _fastest(graph, cluster, arguments, cuts, plans)
     except (InputError, NoPlanError) as error:
         raise Unpriced(" ".join(str(error).split())) from None
-    return _price(row, given, graph, cluster, plan, ignored, arguments)
+    return _price(row, given, graph, cluster, plan, arguments)
 
 
 def arguments_of(row: Row, given: Assumed, cluster: Cluster) -> dict[str, object]:
@@ -174,42 +170,28 @@ def _shard(row: Row, given: Assumed, replicas: int) -> int | None:
     return shard if shard is not None and shard < replicas else None
 
 
-@cache
-def _parameters() -> frozenset[str]:
-    return frozenset(signature(autoplan.estimate).parameters)
-
-
-def _estimate(graph: ModelGraph, cluster: Cluster, arguments: Mapping[str, object],
-              plans: Plans) -> tuple[Plan, tuple[str, ...]]:
-    """Estimate, each configuration once; leave out and name what `estimate` doesn't take yet."""
+def _estimate(graph: ModelGraph, cluster: Cluster, arguments: Mapping[str, Any], plans: Plans) -> Plan:
+    """Estimate, each configuration once."""
     key = (id(graph), id(cluster), json.dumps(arguments, sort_keys=True))
     if key not in plans:
-        plans[key] = _estimated(graph, cluster, dict(arguments))
+        plans[key] = autoplan.estimate(graph, cluster, **arguments)
     return plans[key]
 
 
 def _fastest(graph: ModelGraph, cluster: Cluster, arguments: Mapping[str, object], cuts: Sequence[list[int] | None],
-             plans: Plans) -> tuple[Plan, tuple[str, ...]]:
+             plans: Plans) -> Plan:
     """Estimate with each cut, and return the fastest."""
     found = [_estimate(graph, cluster, {**arguments, "layers": cut} if cut else arguments, plans) for cut in cuts]
-    return min(found, key=lambda one: one[0].predicted.iteration_time_s)
+    return min(found, key=lambda plan: plan.predicted.iteration_time_s)
 
 
-def _estimated(graph: ModelGraph, cluster: Cluster, asked: Mapping[str, Any]) -> tuple[Plan, tuple[str, ...]]:
-    ignored = [key for key, value in asked.items() if key not in _parameters() and value not in (False, 1)]
-    kept = {key: value for key, value in asked.items() if key in _parameters()}
-    if kept["runtime"] not in runtime_names():
-        ignored.append(f"runtime {kept.pop('runtime')}")
-    return autoplan.estimate(graph, cluster, **kept), tuple(ignored)
-
-
-def _price(row: Row, given: Assumed, graph: ModelGraph, cluster: Cluster, plan: Plan, ignored: tuple[str, ...],
+def _price(row: Row, given: Assumed, graph: ModelGraph, cluster: Cluster, plan: Plan,
            arguments: Mapping[str, object]) -> Price:
     stages = (plan.stages[0], plan.stages[-1]) if given.memory_stages == "ends" else plan.stages
     fullest = max((stage.memory for stage in stages), key=lambda memory: memory.total_bytes)
     unit = GB if given.memory_unit == "gb" else GIB
     breakdown = plan.predicted.breakdown.model_dump()
-    passes = 4 if arguments["recompute"] == "full" else 3
+    passes = 3 - bool(arguments["frozen"]) + (arguments["recompute"] == "full")  # forward, backward (two), again
     tokens = int(str(arguments["global_batch_size"])) * int(str(arguments["seq_len"]))
     flops = passes * tokens * forward_flops_per_token(graph, int(str(arguments["seq_len"])))
     precision = str(arguments["precision"])
@@ -220,7 +202,7 @@ def _price(row: Row, given: Assumed, graph: ModelGraph, cluster: Cluster, plan: 
         fits=all(stage.memory.high_bytes <= stage.memory.capacity_bytes for stage in plan.stages),
         ideal=flops / cluster.num_devices / cluster.device.peak_flops[precision],
         terms={key.removesuffix("_s"): value for key, value in breakdown.items()},
-        held=fullest.breakdown.model_dump(), parameters=plan.model.parameters.total, ignored=ignored,
+        held=fullest.breakdown.model_dump(), parameters=plan.model.parameters.total,
     )
 
 

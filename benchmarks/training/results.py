@@ -159,9 +159,7 @@ def report(rows: Sequence[Row], outcome: Outcome, ranked: Sequence[Group]) -> di
     flagged = {}
     for flag in sorted({"; ".join(sorted(one.row.flags)) for one in outcome.flagged}):
         flagged[flag] = figures([one for one in outcome.flagged if "; ".join(sorted(one.row.flags)) == flag])
-    ignored = Counter(what for one in outcome.prices for what in one.ignored)
-    return {"summary": summary, "sources": sources, "flagged": flagged, "groups": [vars(group) for group in ranked],
-            "ignored": dict(ignored.most_common())}
+    return {"summary": summary, "sources": sources, "flagged": flagged, "groups": [vars(group) for group in ranked]}
 
 
 def write_rows(path: Path, outcome: Outcome) -> None:

@@ -33,9 +33,6 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
     for source, values in found["sources"].items():
         for reason, count in values["reasons"].items():
             yield f"  {source:24}{count:>5}  {reason[:150]}"
-    if found["ignored"]:
-        yield ""
-        yield "assumptions that estimate can't be told: " + ", ".join(f"{k} ({v})" for k, v in found["ignored"].items())
     yield ""
     yield " ".join(f"{key}={_plain(value)}" for key, value in found["summary"].items())
 

@@ -80,7 +80,7 @@ def test_micro_batches_follow_from_accumulation_or_are_not_recorded():
 @pytest.mark.parametrize(("change", "reason"), [
     ({"heads": ""}, "heads not recorded"), ({"gpu": "Cray-1"}, "device Cray-1"), ({"tp": ""}, "plan not recorded"),
     ({"global_batch": ""}, "global batch"), ({"seq_len": ""}, "sequence length"), ({"precision": ""}, "precision"),
-    ({"step_time_norm_s": ""}, "nothing measured"), ({"task": "lora"}, "frozen"), ({"num_gpus": "12"}, "12"),
+    ({"step_time_norm_s": ""}, "nothing measured"), ({"task": "qlora"}, "quantised"), ({"num_gpus": "12"}, "12"),
     ({"arch_family": "perceptron"}, "architecture"), ({"tp": "3"}, "don't divide"), ({"layers": "99999999"}, "layers"),
     ({"global_batch": "7"}, "7"), ({"hidden": "513"}, "head"),
 ])
