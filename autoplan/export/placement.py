@@ -14,7 +14,7 @@ from functools import cached_property
 
 from autoplan.intraop.layer_problem import LayerProblem, LayoutNode, ParamNode
 from autoplan.intraop.strategies import REPEATED, Ints, OpStrategies
-from autoplan.model.graph import TOKEN_DIMS, Op, Param
+from autoplan.model.graph import BATCH, KV_SEQ, SEQ, TOKEN_DIMS, Op, Operand, Param
 from autoplan.sharding import PARTIAL
 
 Axes = tuple[tuple[str, ...], ...]  # of each dim, the mesh axes that split it, major first
@@ -86,8 +86,8 @@ class PlacedOp:
 class PlacedLayer:
     """A layer.
 
-    sizes: of every loop dim, with `batch` the sequences of one micro-batch on all devices of the mesh. tensors:
-    placements, one after the other, that a tensor takes before it is read (layout nodes).
+    sizes: of the dims that the workload sizes; `batch` is the sequences of one micro-batch on all devices of the mesh.
+    tensors: placements, one after the other, that a tensor takes before it is read (layout nodes).
     """
 
     name: str
@@ -104,16 +104,16 @@ class PlacedLayer:
         for one in self.ops:
             for operand, axes in zip(one.op.inputs, one.inputs, strict=True):
                 if operand.tensor not in made:
-                    shape = tuple(self.size(one.op, name) for name in operand.dims)
-                    found.setdefault(operand.tensor, (shape, self.tensors.get(operand.tensor, (axes,))[-1]))
+                    placed = self.tensors.get(operand.tensor, (axes,))[-1]
+                    found.setdefault(operand.tensor, (self.shape(one.op, operand), placed))
         return found
 
     @property
     def output(self) -> tuple[tuple[int, ...], Axes]:
         """Shape and placement of the last operator's output."""
         last = self.ops[-1]
-        shape = tuple(self.size(last.op, name) for name in last.op.output.dims)
-        return shape, self.tensors.get(last.op.output.tensor, (last.output or last.whole,))[-1]
+        made = last.op.output
+        return self.shape(last.op, made), self.tensors.get(made.tensor, (last.whole,))[-1]
 
     @property
     def local_elements(self) -> float:
@@ -127,9 +127,10 @@ class PlacedLayer:
         return float(sum(math.prod(-(-size // self.mesh.parts(names)) for size, names in zip(shape, axes, strict=True))
                          for shape, axes in given))
 
-    def size(self, op: Op, dim: str) -> int:
-        """Return the size of one of an operator's dims, unsplit; that of grouped dims is an attribute."""
-        return self.sizes[dim] if dim in self.sizes else int(op.attr(dim) or 1)
+    def shape(self, op: Op, operand: Operand) -> tuple[int, ...]:
+        """Return the unsplit shape of one of an operator's tensors; some have places for a part of `seq` alone."""
+        sizes = dict(self.sizes) | {inner: int(op.attr(inner) or 1) for inner, _ in op.grouped} | op.static_sizes
+        return tuple(math.ceil(sizes[name] * operand.density) if name == SEQ else sizes[name] for name in operand.dims)
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ def place(problem: LayerProblem, choice: Sequence[int]) -> PlacedLayer:
     if problem.input is not None and problem.input == problem.output and problem.layer.output is not None:
         assert problem.layer.input is not None  # one node for both ends
         tensors[problem.layer.output.tensor] = tensors[problem.layer.input.tensor]
-    sizes = {name: size for content, _ in strategies for name, size in setting.sizes(content.op).items()}
+    sizes = {BATCH: setting.micro_batch, SEQ: setting.workload.seq_len, KV_SEQ: setting.workload.seq_len}
     ops = tuple(naming.op(content, k, tuple(params.get(content.op.name, ()))) for content, k in strategies)
     return PlacedLayer(problem.layer.name, naming.mesh, sizes, ops, tensors)
 

@@ -117,7 +117,7 @@ def _tokens(layer: PlacedLayer) -> Iterator[tuple[str, tuple[tuple[int, ...], Ax
         if one.op.kind in TOKEN_READERS:
             axes = tuple(one.whole[one.op.output.dims.index(name)] for name in TOKEN_DIMS)
             shape = tuple(layer.sizes[name] for name in TOKEN_DIMS)
-            yield f"{layer.name}.{one.op.name}", (shape, axes, layer.sizes["vocab"])
+            yield f"{layer.name}.{one.op.name}", (shape, axes, one.op.static_sizes["vocab"])
 
 
 def vocabularies(program: Program) -> dict[str, int]:
