@@ -50,7 +50,7 @@ def test_residual_networks(fields: dict[str, object], millions: float) -> None:
 
 
 def test_flops_of_resnet_50_and_vit() -> None:
-    """4.1 billion multiply-adds an image (He et al., 2015, count 3.8 with the stride elsewhere), and 61.6 of ViT-L/16."""
+    """4.09 billion multiply-adds an image (He et al., 2015: 3.8, the stride elsewhere), and 61.6 of ViT-L/16."""
     resnet = build(parse({"architecture": "resnet", "classes": 1000, "stages": [3, 4, 6, 3]}, "f.yaml", "resnet"))
     assert forward_flops_per_token(resnet, 1) / 2e9 == pytest.approx(4.09, rel=1e-3)
     assert 197 * forward_flops_per_token(load("vit-l-16"), 197) / 2e9 == pytest.approx(61.6, rel=0.01)
