@@ -71,7 +71,8 @@ def pinned(shape: tuple[int, ...], roles: tuple[str, ...], **moe: object) -> Lay
 
 def test_experts_parts_are_shared_by_a_tensor_parallel_group() -> None:
     problem = pinned((1, 2, 4), ("data", "expert", "tensor_sequence"))
-    taken = {node.content.op.name: [node.content.op.dims[dim].name if dim >= 0 else "" for dim in node.content.assign[0]]
+    taken = {node.content.op.name: [node.content.op.dims[dim].name if dim >= 0 else ""
+                                    for dim in node.content.assign[0]]
              for node in problem.nodes if isinstance(node.content, OpStrategies)}
     assert taken["expert_up"] == taken["expert_down"] == ["", EXPERTS, "ffn"]
     assert taken["router"] == taken["dispatch"] == taken["combine"] == ["", BATCH, SEQ]
