@@ -18,6 +18,7 @@ from autoplan.model.normalise.draft import Draft, DraftParam, Read, Unpriced
 from autoplan.model.normalise.products import convolution, einsum
 from autoplan.model.normalise.trace import IDENTITY, LAYOUT, Kind, Node, Source, Trace
 
+FEW_ROWS = 64
 _ACTIVATIONS = (("gelu", ("gelu", "erf", "tanh")), ("silu", ("silu", "sigmoid")), ("relu", ("relu", "max", "clip")))
 
 
@@ -123,9 +124,7 @@ class Emitter:
             axes = self.dims.of(node.output)
             draft.whole = tuple(atom for axis in node.attrs["axes"] if axis > 0 for atom in axes[axis])
         elif node.kind is Kind.GATHER and self.dims.levels[node.inputs[0]] is Level.WEIGHT:
-            draft = self._draft("embedding", node, [], output)
-            self._params(draft, node.inputs[0], "table")
-            draft.loop = (*output, *draft.params[0].atoms)
+            draft = self._look_up(node, output)
         elif node.kind is Kind.LOSS and node.function == "cross_entropy":
             draft = self._draft("loss", node, node.inputs, ())
             classes = self.dims.of(node.inputs[0])[node.attrs["axis"]]
@@ -141,6 +140,17 @@ class Emitter:
                 written = self.trace.values[node.output].numel
                 self.unpriced.append(Unpriced(node.function, int(node.attrs.get("flops", written)), "not known"))
         self._add(draft)
+
+    def _look_up(self, node: Node, output: Atoms) -> Draft:
+        """Return the draft of a token embedding; a table of few rows (of token types) isn't split."""
+        rows = self.dims.of(node.inputs[0])[0]
+        few = self.dims.table.product(rows) <= FEW_ROWS
+        draft = self._draft("stream" if few else "embedding", node, [], output)
+        self._params(draft, node.inputs[0], "table")
+        draft.loop = (*output, *draft.params[0].atoms)
+        if few:
+            draft.called = dict.fromkeys(rows, "types")
+        return draft
 
     def _draft(self, kind: str, node: Node, data: Iterable[str], output: Atoms) -> Draft:
         """Return a draft that reads `data` and loops over all dims of what it reads."""

@@ -34,20 +34,20 @@ class Names:
 
 def names_of(trace: Trace, dims: Dims, cores: Iterable[Core], drafts: list[Draft]) -> Names:
     """Name the dims of a graph."""
-    naming = _Naming(dims)
+    naming = _Naming()
     cores = list(cores)
     inputs = [(value, dims.of(name)) for name, value in trace.values.items()
               if value.source in (Source.TOKENS, Source.INPUT) and name in _read(trace)]
     for _, axes in inputs:
         naming.call(BATCH, axes[0] if axes else ())
-    sequences = Counter(tuple(atom for atom in core.queries if atom not in naming.of) for core in cores)
     tokens = [axes[1] for value, axes in inputs if value.source is Source.TOKENS and len(axes) > 1]
-    ends = [draft.loop for draft in drafts if draft.kind == "loss"]
-    candidates = [*(axis for axis, _ in sequences.most_common()), *tokens]
-    for axis in candidates:
+    sequence = _sequence(naming, dims, cores, tokens, drafts)
+    for core in cores:  # windows of a sequence are batches of an attention, but positions all the same
+        naming.call(SEQ, (*core.batch, *core.queries))
+    for axis in tokens:
         naming.call(SEQ, axis)
-    at_end = [axis for axis in candidates if ends and set(axis) <= set(ends[-1])]
-    sequence = next(iter((*at_end, *candidates)), ())
+    for draft in drafts:
+        naming.call(SEQ, [atom for atom, called in draft.called.items() if called in (SEQ, "seq_in")], group=False)
     for core in cores:
         naming.call("heads", core.heads)
         naming.call("head_dim", core.width)
@@ -56,16 +56,17 @@ def names_of(trace: Trace, dims: Dims, cores: Iterable[Core], drafts: list[Draft
     for draft in drafts:
         if draft.kind == "embedding":
             table = draft.params[0].atoms if draft.params else ()
-            naming.call("vocab", table[:1] if not naming.of.keys() & {"vocab"} else ())
+            naming.call("vocab", table[:1])
             naming.call("hidden", table[1:])
         elif draft.kind == "loss":
             naming.call("vocab", [atom for atom in draft.loop if atom not in draft.output])
     naming.call("hidden", _stream(naming, drafts) if cores or tokens else ())
-    for draft in drafts:
-        naming.call("positions", [atom for param in draft.params if param.name == "position" for atom in param.atoms])
+    for param in (param for draft in drafts for param in draft.params if param.name.startswith("position")):
+        rows = [atom for atom in param.atoms if atom not in naming.of]
+        naming.call("positions" if dims.table.product(rows) >= dims.table.product(sequence) else "types", rows)
     for draft in drafts:
         for atom, called in draft.called.items():
-            naming.call({"inputs": "channels", "seq_in": SEQ}.get(called, called), (atom,), group=False)
+            naming.call("channels" if called == "inputs" else called, (atom,), group=False)
     made = {atom for draft in drafts if draft.kind == "contraction" and draft.params for atom in draft.output}
     summed = {atom for draft in drafts if draft.kind == "contraction" and draft.params
               for atom in draft.loop if atom not in draft.output}
@@ -73,6 +74,17 @@ def names_of(trace: Trace, dims: Dims, cores: Iterable[Core], drafts: list[Draft
         if draft.kind == "contraction":
             naming.call("ffn", [atom for atom in draft.output if atom in made & summed])
     return Names(naming.of, naming.group, sequence)
+
+
+def _sequence(naming: _Naming, dims: Dims, cores: list[Core], tokens: list[Atoms], drafts: list[Draft]) -> Atoms:
+    """Return the positions that the workload sizes: of the queries of whole sequences and the axes of tokens those that
+    reach the loss, else any; the longest."""
+    whole = Counter(tuple(atom for atom in core.queries if atom not in naming.of) for core in cores
+                    if naming.of.keys() >= set(core.batch))
+    candidates = [*(axis for axis, _ in whole.most_common()), *tokens]
+    ends = [draft.loop for draft in drafts if draft.kind == "loss"]
+    at_end = [axis for axis in candidates if ends and set(axis) <= set(ends[-1])]
+    return max(at_end or candidates, key=dims.table.product, default=())
 
 
 def _read(trace: Trace) -> set[str]:
@@ -87,8 +99,9 @@ def _stream(naming: _Naming, drafts: list[Draft]) -> Atoms:
 
 
 class _Naming:
-    def __init__(self, dims: Dims) -> None:
-        self.dims = dims
+    """Names as they are given; the first that an atom gets stays."""
+
+    def __init__(self) -> None:
         self.of: dict[int, str] = {}
         self.group: dict[int, int] = {}
 
