@@ -21,6 +21,7 @@ from autoplan.intraop import pricing
 from autoplan.intraop.pricing import Setting
 from autoplan.intraop.strategies import NONE, REPEATED, Array, Ints, OpStrategies, enumerate_all, strategies
 from autoplan.judge.hlo import Sent
+from autoplan.judge.known import habit
 from autoplan.judge.predicted import SENT, BytePrices, byte_setting, bytes_sent, flat_mesh
 from autoplan.judge.worker import compiled, compiler
 from autoplan.model.architectures import build
@@ -32,12 +33,6 @@ MESHES = ((2, 4), (4, 2), (8, 1))
 NAMES = ("data", "model")
 BATCH_SIZE, SEQ_LEN = 8, 16
 TOLERANCE = 1e-3
-
-# What XLA on CPU is known to do otherwise. It sends more than we price, but less for the rows of learned positions.
-AXIS_BY_AXIS = "a gradient summed over two dims, on two axes: reduced axis by axis, not over both at once"
-REPEATED_HEADS = "key and value heads on several devices: their gradients' sums are sent, not kept partial"
-PLACES = "a dispatch to experts under a split of seq: a token's place is counted along the whole sequence"
-OWN_ROWS = "learned positions under a split of seq: each device's rows are gathered, not the whole table reduced"
 
 
 @dataclass(frozen=True)
@@ -90,7 +85,7 @@ def cases(name: str, op: Op, shape: tuple[int, ...]) -> Iterator[Case]:
                        for param, layouts in zip(op.params, chosen.params, strict=True))
         layer = PlacedLayer(name, naming.mesh, sizes, (naming.op(chosen, k, params),), {})
         yield Case(name, shape, tuple(None if at == NONE else dims[at] for at in assign[k]), sent, Program((layer,)),
-                   known(chosen, k, shape))
+                   habit(chosen, k, shape))
 
 
 def cost(chosen: OpStrategies, setting: Setting) -> Array:
@@ -105,23 +100,6 @@ def cost(chosen: OpStrategies, setting: Setting) -> Array:
         terms = pricing.param_terms(pricing.stored(op, param, layouts, setting), (0,), setting)[0]
         total = total + terms[:, SENT].sum(axis=1)
     return total
-
-
-def known(chosen: OpStrategies, k: int, shape: tuple[int, ...]) -> str | None:
-    """Return what is known of how XLA treats a strategy, None where it does what we price."""
-    op = chosen.op
-    dims = [dim.name for dim in op.dims]
-    used = [at for at, size in zip(chosen.assign[k], shape, strict=True) if at != NONE and size > 1]
-    if op.kind == "attention":
-        parts = _parts(chosen.assign[k:k + 1], dims.index("heads"), shape)[0]
-        return REPEATED_HEADS if parts > int(op.attr("kv_heads") or 1) else None
-    if op.kind == "dispatch" and dims.index(SEQ) in used:
-        return PLACES
-    if op.attr("function") == "position" and dims.index(SEQ) in used:
-        return OWN_ROWS
-    summed = [layouts[k] for layouts in (*chosen.params, *chosen.gradients)]
-    twice = any(((layout == PARTIAL) & (np.array(shape) > 1)).sum() > 1 for layout in summed)
-    return AXIS_BY_AXIS if twice and len(set(used)) > 1 else None
 
 
 def agrees(predicted: Sent, got: Sent) -> bool:

@@ -12,6 +12,7 @@ from autoplan.model import load
 from autoplan.model.facts import parameters
 from autoplan.model.graph import BATCH, KV_SEQ, SEQ, LayerClass, ModelGraph, Op
 from autoplan.plan.schema import Plan, Sharding, Spec, Stage
+from autoplan.workload import Recompute
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,18 @@ class PlannedLayer:
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """A stage. micro_batch: sequences of one micro-batch on all its devices."""
+    """A stage.
+
+    micro_batch: sequences of one micro-batch on all its devices. recomputes: whether the backward pass runs parts of
+    the forward pass again.
+    """
 
     index: int
     shape: tuple[int, ...]
     names: tuple[str, ...]
     micro_batch: int
     seq_len: int
+    recomputes: bool
     layers: tuple[PlannedLayer, ...]
 
     def sizes(self, op: Op) -> dict[str, int]:
@@ -67,7 +73,8 @@ def planned_stages(plan: Plan, model: ModelGraph, where: str) -> tuple[PlannedSt
     """Return the plan's stages. Raises InputError where the plan's shardings aren't those of the model's operators."""
     micro_batch = plan.workload.global_batch_size // plan.parallelism.num_micro_batches
     return tuple(PlannedStage(stage.index, stage.mesh.shape, stage.mesh.axes, micro_batch, plan.workload.seq_len,
-                              _layers(stage, model, where)) for stage in plan.stages)
+                              stage.parallelism.recompute is not Recompute.NONE, _layers(stage, model, where))
+                 for stage in plan.stages)
 
 
 def _layers(stage: Stage, model: ModelGraph, where: str) -> tuple[PlannedLayer, ...]:

@@ -16,9 +16,11 @@ import numpy as np
 from autoplan.errors import InputError
 from autoplan.export.placement import PlacedLayer, Program, place
 from autoplan.export.planned import PlannedLayer, PlannedStage
-from autoplan.intraop.layer_problem import layer_problem
+from autoplan.intraop.layer_problem import LayerProblem, layer_problem
+from autoplan.intraop.strategies import OpStrategies
 from autoplan.intraop.terms import Term
 from autoplan.judge.hlo import Sent
+from autoplan.judge.known import habit
 from autoplan.judge.predicted import BytePrices, byte_setting, find_choice, flat_mesh, flops, predicted
 from autoplan.judge.reduced import padded, reduced
 from autoplan.judge.worker import Compiled, compiled, compiler, difference
@@ -95,8 +97,11 @@ def verify(stages: Sequence[PlannedStage], optimizer: str, scale: Scale = "full"
     _check(stages)
     moments = OPTIMIZER_STATE_BYTES[optimizer] // ELEMENT_BYTES
     notes = [f"fp32; a micro-batch and an update of one of each stage's equal layers; {scale} sizes, the plan's meshes"]
+    if any(stage.recomputes for stage in stages):
+        notes.append("without recompute, which sends once more what the forward pass that it runs again sends")
     judged = [(stage, _judged(stage, optimizer)) for stage in map(reduced if scale == "small" else padded, stages)]
     worst: float | None = None
+    notes += dict.fromkeys(f"XLA otherwise: {what}" for _, layers in judged for one in layers for what in one.habits)
     with compiler(max(math.prod(stage.shape) for stage in stages)) as pool:
         jobs = _Jobs(pool)
         waiting = [(stage.index, one, jobs.submit(compiled, Program((one.placed,), moments)))
@@ -117,11 +122,12 @@ def verify(stages: Sequence[PlannedStage], optimizer: str, scale: Scale = "full"
 
 @dataclass(frozen=True)
 class _Judged:
-    """A layer, where it lies, and what our prices say of it."""
+    """A layer, where it lies, what our prices say of it, and what XLA is known to do otherwise."""
 
     planned: PlannedLayer
     placed: PlacedLayer
     figures: Figures
+    habits: tuple[str, ...]
 
 
 class _Jobs:
@@ -183,5 +189,11 @@ def _judged(stage: PlannedStage, optimizer: str) -> list[_Judged]:
         terms = problem.terms(np.array(choice, np.int16))
         held = float(terms[[Term.WEIGHTS, Term.STATES]].sum()) + ELEMENT_BYTES * placed.local_elements
         figures = Figures(predicted(planned.layer, setting, choice, zero), held, flops(problem, choice))
-        found[planned.layer.name] = _Judged(planned, placed, figures)
+        found[planned.layer.name] = _Judged(planned, placed, figures, _habits(problem, choice, max(zero)))
     return [found[planned.layer.name] for planned in stage.layers]
+
+
+def _habits(problem: LayerProblem, choice: Sequence[int], zero: int) -> tuple[str, ...]:
+    found = (habit(node.content, k, problem.setting.mesh.shape, zero)
+             for node, k in zip(problem.nodes, choice, strict=True) if isinstance(node.content, OpStrategies))
+    return tuple(one for one in found if one is not None)

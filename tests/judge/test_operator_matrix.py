@@ -5,19 +5,10 @@ from __future__ import annotations
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
-from compiler_matrix import (
-    AXIS_BY_AXIS,
-    MESHES,
-    OWN_ROWS,
-    PLACES,
-    REPEATED_HEADS,
-    Case,
-    agrees,
-    cases,
-    operators,
-)
+from compiler_matrix import MESHES, Case, agrees, cases, operators
 
 from autoplan.judge.hlo import Sent
+from autoplan.judge.known import AXIS_BY_AXIS, OWN_ROWS, PLACES, REPEATED_HEADS
 from autoplan.judge.worker import compiled
 from autoplan.sharding import Collective
 

@@ -63,8 +63,8 @@ def accumulated(program: Program, steps: int) -> Compiled:
     params, moments, inputs, tokens, gradient = step.arguments
     keep = partial(jax.lax.with_sharding_constraint, shardings=step.results[2])
 
-    def run(values, moments, inputs, tokens, gradient):  # type: ignore[no-untyped-def]
-        def micro(total, given):  # type: ignore[no-untyped-def]
+    def run(values, moments, inputs, tokens, gradient):
+        def micro(total, given):
             grads = step.run(values, moments, given[0], tokens, given[1])[2]
             return keep(jax.tree.map(jnp.add, total, grads)), None
 
@@ -72,10 +72,10 @@ def accumulated(program: Program, steps: int) -> Compiled:
         new = keep(jax.tree.map(lambda value, grad: value - grad, keep(values), total))
         return jax.lax.with_sharding_constraint(new, step.results[3])
 
-    def many(tree):  # type: ignore[no-untyped-def]
+    def many(tree):
         return jax.tree.map(lambda one: jax.ShapeDtypeStruct((steps, *one.shape), one.dtype), tree)
 
-    def lead(tree):  # type: ignore[no-untyped-def]
+    def lead(tree):
         spec = jax.sharding.PartitionSpec
         return jax.tree.map(lambda one: jax.sharding.NamedSharding(one.mesh, spec(None, *one.spec)), tree)
 
@@ -93,10 +93,10 @@ def pipeline(stages: int, micro_batches: int, sequences: int) -> Sent:
     mesh = Mesh(np.array(jax.devices()[:stages]), ("stage",))
     split, whole = PartitionSpec("stage"), PartitionSpec()
 
-    def forward(weight, inputs):  # type: ignore[no-untyped-def]
+    def forward(weight, inputs):
         stage = jax.lax.axis_index("stage")
 
-        def tick(carry, now):  # type: ignore[no-untyped-def]
+        def tick(carry, now):
             first = inputs[jnp.minimum(now, micro_batches - 1)]
             out = jax.nn.gelu(jnp.where(stage == 0, first, carry) @ weight[0])
             return jax.lax.ppermute(out, "stage", [(at, at + 1) for at in range(stages - 1)]), out
