@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autoplan.model.graph import Op, Param
+from autoplan.model.graph import SEQ, Op, Param
 from autoplan.model.ops import splittable
 from autoplan.sharding import PARTIAL, REPLICATED
 
@@ -79,10 +79,11 @@ def pinned(op: Op, sizes: Mapping[str, int], axis_sizes: tuple[int, ...],
            roles: tuple[tuple[str, ...], ...]) -> Ints | None:
     """Return the one assignment [1, A] that the axes' roles demand, or None where it is not legal.
 
-    roles: for each axis the loop dims it splits, in order of preference. An operator takes the first that it has.
+    roles: for each axis the loop dims it splits, in order of preference. An operator takes the first that it has; one
+    on a single token of each sequence has no sequence to split.
     """
     dims = [dim.name for dim in op.dims]
-    can = splittable(op)
+    can = [name for name in splittable(op) if (name, sizes[name]) != (SEQ, 1)]
     row = []
     split: dict[str, int] = {}
     for size, role in zip(axis_sizes, roles, strict=True):

@@ -57,10 +57,16 @@ class Vision(Stack):
     final_norm: StrictBool = Field(True, description="A norm after the last layer.")
     input_norm: StrictBool = Field(False, description="A norm before the first layer (CLIP).")
     merge: Size = Field(1, description="Tokens that the projector merges into one.")
+    pool: Size = Field(1, description="Tokens whose mean the projector reads (Gemma 3).")
     projector: Literal["linear", "mlp"] = Field("mlp", description="One projection, or two with an activation.")
     projector_hidden: Size | None = Field(None, description="Width between both projections; the decoder's by default.")
     projector_bias: StrictBool = Field(True, description="The projections have a bias.")
     projector_norm: StrictBool = Field(False, description="A norm before the projector.")
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens that the decoder sees of an image."""
+        return self.patches.tokens // self.merge // self.pool
 
 
 class TransformerSpec(Stack):
@@ -73,6 +79,8 @@ class TransformerSpec(Stack):
     name: Name
     architecture: Literal["decoder", "encoder", "encoder_decoder"] = "decoder"
     source: Source = None
+    assumed: StrictStr | None = Field(None, description="What the source doesn't say and this rests on.")
+    left_out: StrictStr | None = Field(None, description="What the model has and this doesn't describe.")
 
     hidden: Size = Field(description="Width of the residual stream.")
     vocab_size: Size | None = Field(None, description="Tokens of the vocabulary; none for images (`patches`).")
@@ -156,7 +164,9 @@ class ResNetSpec(Part):
     source: Source = None
     image: Size = Field(224, description="Height and width of an image, in pixels.")
     channels: Size = Field(64, description="Channels of the stem and of the first stage; each stage doubles them.")
-    width_factor: Size = Field(1, description="Inner convolutions are so many times wider (Wide-ResNet).")
+    width_factor: Size = Field(1, description="A block is so many times wider inside (Wide-ResNet).")
+    widened: Literal["inner", "middle"] = Field(
+        "inner", description="What is wider: all inside a block, or only between its last two convolutions (Alpa).")
     stages: tuple[Size, ...] = Field(min_length=1, description="Residual blocks of each stage.")
     block: Literal["bottleneck", "basic"] = Field("bottleneck", description="Three convolutions, or two.")
     classes: Size = Field(description="Classes of the head.")

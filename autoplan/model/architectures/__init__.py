@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from autoplan.errors import InputError
+from autoplan.model.architectures.resnet import resnet
 from autoplan.model.architectures.transformer import transformer
 from autoplan.model.graph import ModelGraph
 
@@ -14,6 +14,4 @@ if TYPE_CHECKING:
 
 def build(spec: Spec) -> ModelGraph:
     """Return the operator graph of a spec."""
-    if spec.architecture == "resnet":
-        raise InputError("the graph of this architecture isn't supported yet", where=spec.name)
-    return transformer(spec)
+    return resnet(spec) if spec.architecture == "resnet" else transformer(spec)

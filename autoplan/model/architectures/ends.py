@@ -49,7 +49,7 @@ class Ends:
         assert spec.vision is not None
         ops = [*self._projector(spec.vision), *embedding]
         if not carried:  # images take the places of tokens
-            tokens = spec.vision.patches.tokens // spec.vision.merge
+            tokens = spec.vision.output_tokens
             ops.append(self.wiring.sized(kv_seq=tokens).op(
                 "merge", "elementwise", (*STREAM, KV_SEQ),
                 (Operand(ops[-1].name, STREAM), Operand("memory", (BATCH, KV_SEQ, "hidden"))), STREAM,
@@ -195,11 +195,16 @@ class Ends:
 
     def _projector(self, vision: Vision) -> list[Op]:
         """From the tower's stream to "memory": tokens of the decoder."""
-        tokens = vision.patches.tokens // vision.merge
+        tokens = vision.output_tokens
         w = Wiring({"merged": vision.hidden * vision.merge, "ffn": vision.projector_hidden or self.spec.hidden,
                     "hidden": self.spec.hidden}, norm_kind=vision.norm, seq_len=tokens)
         tower = Wiring({"hidden": vision.hidden}, norm_kind=vision.norm, seq_len=vision.patches.tokens)
         ops = [tower.norm("tower_norm", "x")] if vision.final_norm else []
+        if vision.pool > 1:
+            tower = tower.sized(seq=vision.patches.tokens // vision.pool)
+            ops.append(tower.op("pooled", "elementwise", (*STREAM, KV_SEQ),
+                                (Operand(ops[-1].name if ops else "x", (BATCH, KV_SEQ, "hidden")),), STREAM,
+                                attrs=(("function", "pool"),)))
         if vision.projector_norm:
             ops.append(tower.norm("projector_norm", ops[-1].name if ops else "x"))
         x, bias = ops[-1].name if ops else "x", vision.projector_bias

@@ -60,7 +60,7 @@ def transformer(spec: TransformerSpec) -> ModelGraph:
                         seq_len=spec.vision.patches.tokens)
         chain.stack(*_layers(spec.vision, wiring, "vision", causal=False))
         before = "vision"
-        sizes |= {"memory_hidden": spec.hidden, "memory_seq": spec.vision.patches.tokens // spec.vision.merge}
+        sizes |= {"memory_hidden": spec.hidden, "memory_seq": spec.vision.output_tokens}
     if spec.encoder is not None:
         chain.append(ends.encoder_input(spec.encoder))
         wiring = Wiring({"hidden": spec.encoder.hidden}, norm_kind=spec.encoder.norm, seq_len=spec.encoder.seq_len)
@@ -144,7 +144,7 @@ def _facts(spec: TransformerSpec) -> dict[str, Fact]:
     experts = {"experts": moe.experts, "top_k": moe.top_k, "expert_ffn": moe.ffn} if moe is not None else {}
     tokens = spec.patches.tokens if spec.patches is not None else None
     facts: dict[str, Fact | None] = {
-        "architecture": spec.architecture, "source": spec.source,
+        "architecture": spec.architecture, "source": spec.source, "assumed": spec.assumed, "left_out": spec.left_out,
         "hidden": spec.hidden, "layers": spec.layers, "heads": block.heads, "kv_heads": block.kv_heads,
         "head_dim": block.head_dim, "ffn": block.ffn, "vocab": spec.vocab or None,
         **experts,
