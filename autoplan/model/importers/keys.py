@@ -61,6 +61,11 @@ class Keys:
             raise self.error("not a mapping", key)
         return Keys(value, self.where, path=f"{self.path}{key}.", defaults=defaults, notes=self.notes)
 
+    def typed(self, model_type: str) -> Keys:
+        """Return the same keys with this `model_type`."""
+        return Keys({**self.data, "model_type": model_type}, self.where, path=self.path, defaults=self.defaults,
+                    notes=self.notes)
+
     def assume(self, what: str) -> None:
         """Note what the file doesn't say and the reading rests on."""
         if what not in self.notes.assumed:
