@@ -21,7 +21,8 @@ E = TypeVar("E", Attention, Precision, Recompute, Schedule)
 
 MOST = 10**9  # of everything that is counted; the search enumerates divisors
 DEFAULT_TOKENS = 2**22  # tokens of a step where neither the user nor the model says: 4 Mi, as Llama 2 was trained
-MODEL_NOTES = {"assumed": "assumed of the model", "unpriced": "not in its time"}  # facts of imported graphs → words
+MODEL_NOTES = {"assumed": "assumed of the model", "left_out": "not in the model as read",
+               "unpriced": "not in its time"}  # facts of imported graphs → words
 
 
 @dataclass(frozen=True)
