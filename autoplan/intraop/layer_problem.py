@@ -95,13 +95,14 @@ class Node:
 class Edge:
     """Seconds a micro-batch of every pair of strategies, [K_u, K_v]: forward and backward conversions.
 
-    inf forbids a pair.
+    inf forbids a pair. exchanges: what is converted are tokens on their way to experts or back.
     """
 
     u: int
     v: int
     forward: Array
     backward: Array
+    exchanges: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,9 @@ class LayerProblem:
         for edge in self.edges:
             total[Term.CONVERT_FORWARD] += edge.forward[choice[edge.u], choice[edge.v]]
             total[Term.CONVERT_BACKWARD] += edge.backward[choice[edge.u], choice[edge.v]]
+            if edge.exchanges:
+                total[Term.EXCHANGE_FORWARD] += edge.forward[choice[edge.u], choice[edge.v]]
+                total[Term.EXCHANGE_BACKWARD] += edge.backward[choice[edge.u], choice[edge.v]]
         return total
 
     def boundary(self, choice: Sequence[int]) -> tuple[int, ...]:
@@ -373,7 +377,7 @@ class _Builder:
         shape = self._shape(made.op.output)
         whole = np.where(made.output == PARTIAL, REPLICATED, made.output)
         self.edges.append(Edge(producer, node, self._convert(shape, made.output, layout.kept),
-                               self._convert(shape, layout.backward, whole).T))
+                               self._convert(shape, layout.backward, whole).T, made.op.kind == "dispatch"))
 
     def _read(self, node: int, reader: int, position: int) -> None:
         """Join a layout node to an operator that reads its tensor."""
@@ -387,8 +391,9 @@ class _Builder:
         made, reads = self._strategies(producer), self._strategies(reader)
         shape = self._shape(made.op.output)
         whole = np.where(made.output == PARTIAL, REPLICATED, made.output)
+        exchanges = made.op.kind == "dispatch" or reads.op.kind == "combine"
         self.edges.append(Edge(producer, reader, self._convert(shape, made.output, reads.inputs[position]),
-                               self._convert(shape, reads.gradients[position], whole).T))
+                               self._convert(shape, reads.gradients[position], whole).T, exchanges))
         if self._work(reads.op).keeps_inputs and not self._work(made.op).keeps_output:
             kept = pricing.local_bytes(reads.inputs[position], shape, self.setting)
             self.nodes[reader].terms[:, Term.SAVED] += kept

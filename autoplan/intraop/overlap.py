@@ -56,10 +56,12 @@ def passes(terms: Array, recompute: Recompute, runtime: Runtime, tensor_ranks: i
     launched = np.add if runtime.blocking_launches else np.maximum
     ahead = launched(at[Term.FORWARD], at[Term.HOST_FORWARD])
     back = launched(at[Term.BACKWARD], at[Term.HOST_BACKWARD])
-    forward = ahead + at[Term.CONVERT_FORWARD] - hidden(ahead, share * at[Term.CONVERT_FORWARD])
+    tensor_forward = np.maximum(at[Term.CONVERT_FORWARD] - at[Term.EXCHANGE_FORWARD], 0.0)
+    tensor_backward = np.maximum(at[Term.CONVERT_BACKWARD] - at[Term.EXCHANGE_BACKWARD], 0.0)
+    forward = ahead + at[Term.CONVERT_FORWARD] - hidden(ahead, share * tensor_forward)
     regather = 0.0 if recompute is Recompute.FULL else at[Term.REGATHER]
     wire = at[Term.CONVERT_BACKWARD] + regather
-    beside = at[Term.CONVERT_BACKWARD] if lap.tensor is TensorOverlap.BACKWARD else share * wire
+    beside = tensor_backward if lap.tensor is TensorOverlap.BACKWARD else share * (tensor_backward + regather)
     backward = back + wire - hidden(back, beside)
     if recompute is Recompute.FULL:
         backward = backward + forward

@@ -39,6 +39,8 @@ class Term(IntEnum):
     HOST_FORWARD = 19  # seconds a micro-batch that the host needs to launch the forward pass; the backward pass
     HOST_BACKWARD = 20
     WEIGHT_GRADIENT = 21  # of BACKWARD, the kernels that nothing in this micro-batch waits for
+    EXCHANGE_FORWARD = 22  # of CONVERT_FORWARD, tokens on their way to experts and back, which all wait for
+    EXCHANGE_BACKWARD = 23  # of CONVERT_BACKWARD, their gradients
 
 
 NUM_TERMS = len(Term)
