@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain as chained
 from math import gcd, prod
+
+import numpy as np
+from numpy.typing import NDArray
 
 from autoplan.cluster import Cluster, Mesh, mesh, meshes, submesh_sizes
 from autoplan.cluster.mesh import divisors
@@ -23,19 +27,45 @@ MOST_VIRTUAL_STAGES = 8
 
 @dataclass(frozen=True)
 class Chain:
-    """A model as the search sees it: a first layer, `count` equal layers, a last layer."""
+    """A model as the search sees it: a first layer, layers in between of one or more kinds, a last layer.
+
+    layers: one of each kind. kinds: the kind of each layer in between, in order.
+    """
 
     model: ModelGraph
     first: LayerClass
-    layer: LayerClass
+    layers: tuple[LayerClass, ...]
     last: LayerClass
-    count: int
+    kinds: tuple[int, ...]
     tied: tuple[str, str] | None
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all layers in between are equal."""
+        return len(self.layers) == 1
+
+    @property
+    def count(self) -> int:
+        """Layers in between."""
+        return len(self.kinds)
+
+    @cached_property
+    def before(self) -> NDArray[np.int64]:
+        """For each position in between, how many layers of each kind come before it, [count + 1, kinds]."""
+        ones = np.array(self.kinds)[:, None] == np.arange(len(self.layers))
+        return np.concatenate([np.zeros((1, len(self.layers)), np.int64), ones.cumsum(axis=0)])
+
+    def held(self, chunks: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+        """Return the layers in between, by kind, that chunks of the chain hold (first and last layer, inclusive)."""
+        ends = np.clip(np.array(chunks), [1, 0], [self.count + 1, self.count])
+        counts = (self.before[ends[:, 1]] - self.before[ends[:, 0] - 1]).clip(0).sum(axis=0)
+        return tuple(int(count) for count in counts)
 
     @property
     def experts(self) -> int:
         """Experts of a layer, 0 where there are none."""
-        return max((op.static_sizes[EXPERTS] for op in self.layer.ops if op.kind == "experts"), default=0)
+        return max((op.static_sizes[EXPERTS] for layer in self.layers for op in layer.ops if op.kind == "experts"),
+                   default=0)
 
     @property
     def length(self) -> int:
@@ -45,21 +75,29 @@ class Chain:
 
 def chain(model: ModelGraph) -> Chain:
     """Return the chain of a model. Raises InputError for a model that is no such chain."""
-    inner = set(model.layers[1:-1])
-    if model.num_layers < 3 or len(inner) != 1 or model.layers[0] in inner or model.layers[-1] in inner:
-        raise InputError("only models of an embedding, equal layers and a head can be planned", where=model.name)
-    first, layer, last = model.layer(0), model.layer(1), model.layer(model.num_layers - 1)
+    between = model.layers[1:-1]
+    inner = sorted(set(between), key=between.index)
+    if model.num_layers < 3 or model.layers[0] in inner or model.layers[-1] in inner:
+        raise InputError("only models of an embedding, layers and a head can be planned", where=model.name)
+    first, last = model.layer(0), model.layer(model.num_layers - 1)
+    layers = tuple(model.classes[index] for index in inner)
+    if len({layer.input and layer.input.dims for layer in layers}) != 1:
+        raise InputError("its layers hand different tensors on: only one residual stream can be planned",
+                         where=model.name)
     tied = None
     for op, param in last.params():
-        if param.tied is not None:
-            tied = (param.tied.split(".", 1)[1], f"{op.name}.{param.name}")
-            tied = (_owner(first, tied[0]), tied[1])
-    return Chain(model, first, layer, last, model.num_layers - 2, tied)
+        owner = None if param.tied is None else _owner(first, param.tied.split(".", 1)[1])
+        if owner is not None:
+            tied = (owner, f"{op.name}.{param.name}")
+    return Chain(model, first, layers, last, tuple(inner.index(index) for index in between), tied)
 
 
-def _owner(layer: LayerClass, param_name: str) -> str:
-    """Return `operator.parameter` of the parameter called `param_name` in `layer`."""
-    return next(f"{op.name}.{param.name}" for op, param in layer.params() if param.name == param_name)
+def _owner(layer: LayerClass, param_name: str) -> str | None:
+    """Return `operator.parameter` of the parameter called `param_name` in `layer`.
+
+    None if it has none: where an encoder or a vision tower stands first, the head's table is priced as its own.
+    """
+    return next((f"{op.name}.{param.name}" for op, param in layer.params() if param.name == param_name), None)
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,14 @@ def bert(keys: Keys) -> Fields:
         raise keys.error("positions of this kind aren't supported", "position_embedding_type", "absolute")
     for key in ("is_decoder", "add_cross_attention"):
         unsupported(keys, key, "a decoder of BERT's kind")
+    rows, unused = keys.size("max_position_embeddings"), 0 if keys.text("model_type") == "bert" else 2
+    if rows <= unused:
+        raise keys.error("too few: RoBERTa's tokens start at the third", "max_position_embeddings")
     return {
         "architecture": "encoder", "layers": depth(keys, "num_hidden_layers"), "hidden": hidden, "heads": heads,
+        "seq_len": rows - unused,
         "ffn": keys.size("intermediate_size"), "vocab_size": keys.size("vocab_size"), "norm": "layer", "norms": "post",
-        "positions": "learned", "max_positions": keys.size("max_position_embeddings"), "embedding_norm": True,
+        "positions": "learned", "max_positions": rows, "embedding_norm": True,
         "token_types": keys.count("type_vocab_size", absent=2) or None, "biases": ALL_BIASES,
         **encoder_head(keys, hidden, pooler=True),
     }
@@ -104,6 +108,7 @@ def bart(keys: Keys) -> Fields:
     pre = keys.text("model_type") == "mbart"
     return {
         **_seq2seq(keys), "positions": "learned", "max_positions": keys.size("max_position_embeddings") + 2,
+        "seq_len": keys.size("max_position_embeddings"),
         "embedding_norm": True, "norms": "pre" if pre else "post",
         "encoder": {**_encoder(keys), "max_positions": keys.size("max_position_embeddings") + 2},
     }

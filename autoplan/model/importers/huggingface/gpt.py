@@ -92,7 +92,7 @@ def opt(keys: Keys) -> Fields:
     return {**_stream(keys, ("hidden_size",), ("num_attention_heads",), ("num_hidden_layers",)),
             "ffn": keys.size("ffn_dim"), "tied_embeddings": keys.flag("tie_word_embeddings", default=True),
             "positions": "learned", "max_positions": keys.size("max_position_embeddings") + 2,
-            "norms": "pre" if before else "post",
+            "seq_len": keys.size("max_position_embeddings"), "norms": "pre" if before else "post",
             "final_norm": before and not keys.flag("_remove_final_layer_norm", default=False),
             "embedding_width": None if width == hidden else width,
             "biases": ALL_BIASES if keys.flag("enable_bias", default=True) else ()}
