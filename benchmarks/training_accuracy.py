@@ -1,6 +1,6 @@
 """Price every usable row of a CSV of published training measurements, and say how wrong we are.
 
-    python benchmarks/training_accuracy.py [CSV] [--groups FILE] [--json] [--source ID] [--rows OUT.csv]
+    python benchmarks/training_accuracy.py [CSV] [--groups FILE] [--json|--markdown] [--source ID] [--rows OUT.csv]
 
 CSV: columns as in the data set's README; default ../shared/reference/training/training.csv next to the repository.
 What a source ran beyond its rows is stated in benchmarks/training/sources.yaml. For each source: rows, n rows with
@@ -30,7 +30,9 @@ def main() -> int:
     parser.add_argument("csv", nargs="?", type=Path, default=DATA / "training.csv", metavar="CSV")
     parser.add_argument("--groups", type=Path, metavar="FILE",
                         help="ranking groups; default: ranking_groups.csv beside CSV, if there is one")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON")
+    form.add_argument("--markdown", action="store_true", help="print the table of docs/accuracy.md")
     parser.add_argument("--source", metavar="ID", help="only this source")
     parser.add_argument("--rows", type=Path, metavar="OUT.csv", help="write a line a row with all terms")
     arguments = parser.parse_args()
@@ -47,7 +49,7 @@ def main() -> int:
     if arguments.json:
         print(json.dumps(found, indent=2))
     else:
-        print("\n".join(tables.lines(found)))
+        print("\n".join(tables.markdown(found) if arguments.markdown else tables.lines(found)))
     return 0
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -32,6 +34,9 @@ def graph_of(row: Row, assumed: Assumed) -> ModelGraph:
     if "skip" in described:
         raise Unpriced(str(described["skip"]))
     keys = dict(described["model"]) | dict(assumed.model or {})
+    if "read" in described:
+        keys |= _read(described["read"], row)
+        return _built(json.dumps(keys, sort_keys=True), row.model or row.source_id, None)
     sizes = {"layers": assumed.layers or row.layers, "hidden": row.hidden, "heads": row.heads or assumed.heads,
              "ffn": row.ffn or keys.get("ffn"), "vocab_size": row.vocab or assumed.vocab or keys.get("vocab_size"),
              "kv_heads": row.kv_heads or assumed.kv_heads}
@@ -61,6 +66,15 @@ def graph_of(row: Row, assumed: Assumed) -> ModelGraph:
     if keys.get("positions") == "learned":
         keys["max_positions"] = row.seq_len or assumed.seq_len or 1
     return _built(json.dumps(keys, sort_keys=True), row.model or row.source_id, assumed.mask)
+
+
+def _read(patterns: Mapping[str, str], row: Row) -> dict[str, int]:
+    """Return the numbers that the words of the row's architecture hold: key → the pattern's group."""
+    found = {key: re.search(pattern, row.arch_family) for key, pattern in patterns.items()}
+    missing = [key for key, match in found.items() if match is None]
+    if missing:
+        raise Unpriced(f"{', '.join(missing)} not recorded")
+    return {key: int(match[1]) for key, match in found.items() if match is not None}
 
 
 @cache

@@ -37,6 +37,24 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield " ".join(f"{key}={_plain(value)}" for key, value in found["summary"].items())
 
 
+def markdown(found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of the table of sources in Markdown, as `docs/accuracy.md` has it."""
+    yield ("| source | n | MAPE | signed | rank | one utilisation | memory (n) | OOM called (n) | ran, called OOM | "
+           "groups: rank, regret (groups) |")
+    yield "| --- " * 10 + "|"
+    for source, values in found["sources"].items():
+        if not values["priced"]:
+            continue
+        memory = f"{percent(values['memory_mape'])} ({values['memory_n']})" if values["memory_n"] else ""
+        called = f"{percent(values['oom_recall'])} ({values['oom_n']})" if values["oom_n"] else ""
+        groups = (f"{ratio(values['group_spearman'])}, {percent(values['regret_mean'])} ({values['groups']})"
+                  if values["groups"] else "")
+        cells = [source, values["n"], percent(values["mape"]), percent(values["signed"], sign=True),
+                 ratio(values["spearman"]), percent(values["baseline_mape"]), memory, called,
+                 percent(values["oom_false"]), groups]
+        yield "| " + " | ".join(map(str, cells)) + " |"
+
+
 def _line(name: str, values: Mapping[str, Any]) -> str:
     cells = [values["rows"], values["n"], percent(values["mape"]), percent(values["signed"], sign=True),
              ratio(values["spearman"]), percent(values["baseline_mape"]), values["memory_n"] or "",

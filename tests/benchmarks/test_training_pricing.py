@@ -100,6 +100,17 @@ def test_a_price_is_the_estimate_of_the_row():
     assert len(plans) == 1
 
 
+def test_dimensions_are_read_from_the_words_of_an_architecture():
+    row = {"row_id": "t_1", "source_id": "alpa_weak2021", "framework": "Alpa data_parallel", "model": "wresnet",
+           "arch_family": "wide-resnet-50 (base channels 32, width 2, fp32)", "gpu": "V100-SXM2-32GB", "num_gpus": "2",
+           "tp": "1", "pp": "1", "dp": "2", "global_batch": "8", "precision": "fp32", "step_time_norm_s": "1"}
+    narrow = pricing.price(parsed(row), {})
+    wide = pricing.price(parsed(row | {"arch_family": row["arch_family"].replace("channels 32", "channels 64")}), {})
+    assert 3 < wide.parameters / narrow.parameters < 4.5
+    with pytest.raises(Unpriced, match="width_factor not recorded"):
+        pricing.price(parsed(row | {"arch_family": "wide-resnet-50 (base channels 32)"}), {})
+
+
 def test_what_a_source_counts_as_memory():
     all_, reserved, allocated = (
         pricing.price(parsed(GPT | {"mem_gib": "2", "mem_kind": kind}), {}).memory
@@ -122,6 +133,7 @@ def test_a_report_counts_every_row_once():
     assert source["reasons"] == {"heads not recorded": 1}
     assert [group.plans for group in ranked] == [3]  # two rows of one plan are averaged
     assert summary["step_time_mape"] == source["mape"]
+    assert [line for line in tables.markdown(found) if line.startswith("| nobody_knows | 4 | ")]
     text = "\n".join(tables.lines(found))
     assert "heads not recorded" in text and text.splitlines()[-1].startswith("rows_total=8 rows_priced=6 ")
 
