@@ -206,7 +206,9 @@ class Stack(Block):
 
     def _filled(self, fields: dict[str, Any]) -> Block:
         """Return a layer with its defaults filled in: head_dim and kv_heads."""
-        heads = fields["heads"]
+        heads, mla = fields["heads"], fields["mla"]
+        if mla is not None and fields["mixer"] in (None, "mla"):
+            fields["head_dim"] = mla.nope_dim + mla.rope_dim
         if heads is not None:
             fields["kv_heads"] = fields["kv_heads"] or heads
             if fields["head_dim"] is None and self.hidden is not None and self.hidden % heads == 0:
