@@ -156,8 +156,8 @@ class Setting:
 
     @cached_property
     def stream_rate(self) -> float:
-        """Seconds a byte of a long memory-bound kernel."""
-        return float(self.costs.memory_bound(STREAM_BYTES)) / STREAM_BYTES
+        """Seconds a byte of a long plain stream, as a fused optimizer's update is."""
+        return float(self.costs.memory_bound(STREAM_BYTES, "elementwise")) / STREAM_BYTES
 
     def seconds(self, kernel: Kernel, *, backward: bool = False, low_precision: bool = True) -> Array:
         """Return the seconds of a kernel, [K]. low_precision: whether products may run in fp8."""

@@ -149,8 +149,9 @@ class Best:
 class StageTable:
     """All stages on one mesh at one recompute policy and ZeRO stage.
 
-    first, layer, last: tables of the first layer of the chain, of the repeated one and of the last one. whole: the last
-    layer's where the stage holds the first layer too and shares its storage (tied embeddings); else the same as `last`.
+    first, layers, last: tables of the first layer of the chain, of each kind of layer in between and of the last one.
+    Layers in between lay the residual stream out alike. whole: the last layer's where the stage holds the first layer
+    too and shares its storage (tied embeddings); else the same as `last`.
     tied: the `operator.parameter` that first and last layer share, in each. neighbour: the two devices over which a
     stage sends to the next. num_stages, sends: stages of the pipeline, and sends a boundary per micro-batch and
     direction (virtual stages).
@@ -160,7 +161,7 @@ class StageTable:
     recompute: Recompute
     num_micro_batches: int
     first: LayerTable
-    layer: LayerTable
+    layers: tuple[LayerTable, ...]
     last: LayerTable
     whole: LayerTable
     tied: tuple[str, str] | None
@@ -169,18 +170,20 @@ class StageTable:
     sends: int = 1
 
     def best(self, *, first: bool, last: bool, layers: Ints, in_flight: Array) -> Best:
-        """Return the fastest combination of rows that fits, for stages of `layers` [n] repeated layers each.
+        """Return the fastest combination of rows that fits, for stages of `layers` [n, kinds] layers in between each.
 
         first, last: whether the stage holds the chain's first and last layer. in_flight [S]: micro-batches in flight.
         Fastest: least m · time + step; of equal ones the first combination.
         """
-        rows = self.combinations(first, last, bool((layers > 0).any()))
+        between = np.asarray((layers > 0).any(axis=0)).tolist()
+        rows = self.combinations(first, last, tuple(between))
         shape = (len(in_flight), len(layers))
         if not len(rows.fixed):
             nothing = np.full(shape, np.inf)
             return Best(nothing, nothing, nothing, np.zeros(shape, np.int64))
-        count = layers.astype(float)[None, :]
-        transient = np.maximum(rows.transient_fixed[:, None], (count > 0) * rows.transient_each[:, None])
+        count = layers.astype(float)
+        transient = np.maximum(rows.transient_fixed[:, None],
+                               ((count > 0) * rows.transient_each.T[:, None]).max(axis=2, initial=0.0))
         memory = peak_bytes(_of(rows, Criterion.STATE, count)[:, None], _of(rows, Criterion.SAVED, count)[:, None],
                             transient[:, None], in_flight[None, :, None], self.setting.runtime)  # [C, S, n]
         fits = memory <= self.setting.costs.cluster.device.memory_bytes
@@ -189,34 +192,35 @@ class StageTable:
         row = np.where(fits, objective[:, None], np.inf).argmin(axis=0)
         bad = ~np.take_along_axis(fits, row[None], axis=0)[0]
         row = np.where(bad, memory.argmin(axis=0), row)
-        time, step = (rows.fixed[row, column] + layers * rows.each[row, column]
+        time, step = (rows.fixed[row, column] + (count.T[:, None] * rows.each[:, row, column]).sum(axis=0)
                       for column in (Criterion.T_MICRO_BATCH, Criterion.T_STEP))
         return Best(np.where(bad, np.inf, time), np.where(bad, np.inf, step),
                     np.take_along_axis(memory, row[None], axis=0)[0], row)
 
-    def combinations(self, first: bool, last: bool, middle: bool) -> Combinations:
-        """Return every combination of rows of a stage that has those layers; kept for reuse."""
-        key = (first, last, middle)
+    def combinations(self, first: bool, last: bool, between: tuple[bool, ...]) -> Combinations:
+        """Return every combination of rows of a stage that has those layers (between: by kind); kept for reuse."""
+        key = (first, last, between)
         if key not in self._combinations:
             self._combinations[key] = self._combine(*key)
         return self._combinations[key]
 
     @cached_property
-    def _combinations(self) -> dict[tuple[bool, bool, bool], Combinations]:
+    def _combinations(self) -> dict[tuple[bool, bool, tuple[bool, ...]], Combinations]:
         return {}
 
-    def _combine(self, first: bool, last: bool, middle: bool) -> Combinations:
+    def _combine(self, first: bool, last: bool, between: tuple[bool, ...]) -> Combinations:
         tail = self.whole if first else self.last
-        parts = [table for table, present in ((self.first, first), (self.layer, middle), (tail, last)) if present]
+        inner = [table for table, present in zip(self.layers, between, strict=True) if present]
+        parts = [*([self.first] if first else []), *inner, *([tail] if last else [])]
         ends = self._ends(first, last, parts)
-        middle_rows = np.arange(len(self.layer.choice) if middle else 1)
-        index = [np.repeat(rows, len(middle_rows)) for rows in ends]
-        if middle:
-            index.insert(int(first), np.tile(middle_rows, len(ends[0]) if ends else 1))
+        together = _alike(inner)
+        index = [np.repeat(rows, together.shape[1]) for rows in ends]
+        index[int(first):int(first)] = [np.tile(rows, len(ends[0]) if ends else 1) for rows in together]
         fixed = np.zeros((len(index[0]), len(Criterion)))
-        each = np.zeros_like(fixed)
+        each = np.zeros((len(self.layers), *fixed.shape))
+        kind = {id(table): number for number, table in enumerate(self.layers)}
         for part, rows in zip(parts, index, strict=True):
-            target = each if part is self.layer else fixed
+            target = each[kind[id(part)]] if id(part) in kind else fixed
             target += part.values[rows]
         for left, right, a, b in zip(parts, parts[1:], index, index[1:], strict=False):
             fixed[:, Criterion.T_MICRO_BATCH] += self.between(left, right)[a, b]
@@ -237,9 +241,8 @@ class StageTable:
         return Combinations(
             fixed=fixed, each=each,
             transient_fixed=np.maximum(of.get(id(self.first), none), of.get(id(tail), none)),
-            transient_each=of.get(id(self.layer), none),
-            first=rows_of.get(id(self.first), absent), layer=rows_of.get(id(self.layer), absent),
-            last=rows_of.get(id(tail), absent),
+            transient_each=np.array([of.get(id(table), none) for table in self.layers]),
+            rows=np.array([rows_of.get(id(table), absent) for table in (self.first, *self.layers, tail)]),
         )
 
     def _ends(self, first: bool, last: bool, parts: Sequence[LayerTable]) -> list[Ints]:
@@ -264,19 +267,24 @@ class StageTable:
         kept = undominated(values, keys)
         return [pairs[0, kept], pairs[1, kept]]
 
-    def sent(self, first: bool, last: bool, row: int, layers: int) -> Array:
+    def used(self, first: bool, last: bool, between: tuple[bool, ...], row: int) -> list[tuple[LayerTable, int]]:
+        """Return the tables that a stage's combination `row` uses, with the row it uses of each."""
+        rows = self.combinations(first, last, between).rows[:, row]
+        tables = (self.first, *self.layers, self.whole if first else self.last)
+        return [(table, int(index)) for table, index in zip(tables, rows, strict=True) if index >= 0]
+
+    def sent(self, first: bool, last: bool, between: tuple[bool, ...], row: int) -> Array:
         """Return the seconds a micro-batch and a step that the stage of combination `row` waits for its neighbours."""
-        rows = self.combinations(first, last, layers > 0)
-        parts = ((self.first, rows.first), (self.layer, rows.layer), (self.whole if first else self.last, rows.last))
-        used = [(table, int(index[row])) for table, index in parts if index[row] >= 0]
+        used = self.used(first, last, between, row)
         back = last and self.num_stages > 1  # the pipeline comes back to where it began
         ends = ([] if first and not back else [used[0]]) + ([] if last else [used[-1]])
         return sum((self.send(table)[row] for table, row in ends), np.zeros(len(TIMES)))
 
     def _residual(self) -> tuple[Operand, tuple[float, ...]]:
-        operand = self.layer.problem.layer.input
+        layer = self.layers[0].problem.layer
+        operand = layer.input
         assert operand is not None
-        reader = next(op for op in self.layer.problem.layer.ops if operand.tensor in [o.tensor for o in op.inputs])
+        reader = next(op for op in layer.ops if operand.tensor in [o.tensor for o in op.inputs])
         return operand, pricing.tensor_shape(reader, operand.dims, self.setting)
 
     def between(self, left: LayerTable, right: LayerTable) -> Array:
@@ -344,15 +352,25 @@ def carried_elements(layer: LayerClass, setting: Setting) -> float:
 
 @dataclass(frozen=True)
 class Combinations:
-    """C combinations of rows: criteria [C, 6] paid once and for each repeated layer, transient bytes, the rows."""
+    """C combinations of rows: criteria [C, 6] paid once, and for each layer in between by kind [kinds, C, 6]; transient
+    bytes of both; rows [2 + kinds, C] of the first layer's table, of the kinds' and of the last's, −1 where absent."""
 
     fixed: Array
     each: Array
     transient_fixed: Array
     transient_each: Array
-    first: Ints
-    layer: Ints
-    last: Ints
+    rows: Ints
+
+
+def _alike(tables: Sequence[LayerTable]) -> Ints:
+    """Return every combination of the tables' rows [tables, C] that lays the residual stream out alike."""
+    if not tables:
+        return np.zeros((0, 1), np.int64)
+    index = np.indices([len(table.choice) for table in tables]).reshape(len(tables), -1)
+    alike = np.ones(index.shape[1], bool)
+    for table, rows in zip(tables[1:], index[1:], strict=True):
+        alike &= (table.residual[rows] == tables[0].residual[index[0]]).all(axis=1)
+    return index[:, alike]
 
 
 def undominated(values: Array, keys: Ints) -> Ints:
@@ -370,8 +388,8 @@ def undominated(values: Array, keys: Ints) -> Ints:
 
 
 def _of(rows: Combinations, column: Criterion, count: Array) -> Array:
-    """Return one criterion of stages of `count` [1, n] repeated layers, [C, n]."""
-    result: Array = rows.fixed[:, column, None] + count * rows.each[:, column, None]
+    """Return one criterion of stages of `count` [n, kinds] layers in between, [C, n]."""
+    result: Array = rows.fixed[:, column, None] + rows.each[:, :, column].T @ count.T
     return result
 
 

@@ -25,11 +25,12 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Query:
-    """A stage to be solved: does it hold the chain's first and last layer, its equal layers, its in-flight count."""
+    """A stage to be solved: does it hold the chain's first and last layer, its layers in between by kind, its in-flight
+    count."""
 
     first: bool
     last: bool
-    layers: int
+    layers: tuple[int, ...]
     in_flight: float
 
 
@@ -89,7 +90,8 @@ def stage_problem(table: StageTable, query: Query) -> tuple[IntraOpProblem, list
 
 def _parts(table: StageTable, query: Query) -> list[tuple[str, _Part]]:
     chosen = [("first", table.first, 1)] if query.first else []
-    chosen += [("layer", table.layer, query.layers)] if query.layers else []
+    chosen += [(f"layer {kind}", one, times) for kind, (one, times)
+               in enumerate(zip(table.layers, query.layers, strict=True)) if times]
     apart = query.first and table.whole is not table.last
     chosen += [("whole", table.whole, 1) if apart else ("last", table.last, 1)] if query.last else []
     parts, offset = [], 0
@@ -105,8 +107,10 @@ def _seams(table: StageTable, query: Query, parts: Sequence[_Part], costs: list[
     m = float(table.num_micro_batches)
     for left, right in itertools.pairwise(parts):
         edges.append((left.node(left.problem.output), right.node(right.problem.input)))
-        seam = table.between(_every(left.table, left.problem.output), _every(right.table, right.problem.input))
-        edge_costs.append(m * seam)
+        made, read = _every(left.table, left.problem.output), _every(right.table, right.problem.input)
+        alike = (made.residual[:, None] == read.residual[None]).all(axis=2)
+        inner = left.table in table.layers and right.table in table.layers
+        edge_costs.append(np.where(alike, 0.0, np.inf) if inner else m * table.between(made, read))
     if not query.first:
         node = parts[0].node(parts[0].problem.input)
         costs[node] = costs[node] + table.send(_every(parts[0].table, parts[0].problem.input)) @ (m, 1.0)
@@ -140,7 +144,8 @@ def _every(table: LayerTable, node: int | None) -> LayerTable:
 
 def solved(table: StageTable, queries: Iterable[Query], solver: str) -> StageTable:
     """Return the stage table whose rows are those that `solver` chooses for some query."""
-    rows: dict[str, dict[tuple[int, ...], None]] = {"first": {}, "layer": {}, "last": {}, "whole": {}}
+    kinds = [f"layer {kind}" for kind in range(len(table.layers))]
+    rows: dict[str, dict[tuple[int, ...], None]] = {name: {} for name in ("first", *kinds, "last", "whole")}
     for query in queries:
         problem, parts = stage_problem(table, query)
         choice = solve(problem, solver).choice
@@ -148,10 +153,10 @@ def solved(table: StageTable, queries: Iterable[Query], solver: str) -> StageTab
             continue
         for name, offset, count in parts:
             rows[name].setdefault(tuple(choice[offset:offset + count]))
-    first, layer, last = (_table(part, rows[name], table) for name, part in
-                          (("first", table.first), ("layer", table.layer), ("last", table.last)))
+    first, last = (_table(part, rows[name], table) for name, part in (("first", table.first), ("last", table.last)))
+    layers = tuple(_table(part, rows[name], table) for name, part in zip(kinds, table.layers, strict=True))
     whole = last if table.whole is table.last else _table(table.whole, rows["whole"], table)
-    return replace(table, first=first, layer=layer, last=last, whole=whole)
+    return replace(table, first=first, layers=layers, last=last, whole=whole)
 
 
 def _table(part: LayerTable, rows: Iterable[tuple[int, ...]], table: StageTable) -> LayerTable:

@@ -45,7 +45,8 @@ def plan(model: ModelGraph | str, cluster: Cluster | str, *, global_batch_size: 
     model, cluster: loaded, or what `load_model` and `load_cluster` take.
     global_batch_size, seq_len, precision: None takes the model's and the device's defaults, and a note says so.
     grad_dtype, reduce_dtype: of gradients as they accumulate and as they travel; None takes the runtime's. attention:
-    flash, fused_softmax or unfused; None takes the fastest the device has. dropout: masks are kept and applied. frozen: adapters are trained beside frozen weights.
+    flash, fused_softmax or unfused; None takes the fastest the device has. dropout: masks are kept and applied. frozen:
+    adapters are trained beside frozen weights.
     micro_batch_size, recompute, zero, fix: what is not left to the search (`fix`: tp, pp, dp, cp, ep, etp, zero,
     micro_batch_size, num_micro_batches, recompute, sequence_parallel, schedule, virtual_stages, and layers, the equal
     layers of each stage). top: plans ranked. solver: `auto`, `highs` or `pulp:NAME`. time_limit: seconds after which
@@ -71,7 +72,8 @@ def plan(model: ModelGraph | str, cluster: Cluster | str, *, global_batch_size: 
         raise no_plan(pricer, pins, timed_out=outcome.timed_out)
     solutions = [found.solution for found in outcome.found]
     info = _search_info(pricer, outcome, solver, gap)
-    return plan_of(pricer, solutions[0], search=info, timing=_timing(pricer, begin, outcome.phases), alternatives=solutions[1:], notes=asked.notes)
+    return plan_of(pricer, solutions[0], search=info, timing=_timing(pricer, begin, outcome.phases),
+                   alternatives=solutions[1:], notes=asked.notes)
 
 
 def estimate(model: ModelGraph | str, cluster: Cluster | str, *, tp: int = 1, pp: int = 1, dp: int = 1, cp: int = 1,

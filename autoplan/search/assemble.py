@@ -169,7 +169,7 @@ def stage_terms(stage: StageSolution) -> Array:
     """Return the summed cost vector [NUM_TERMS] of all layers of a stage."""
     total = np.zeros(NUM_TERMS)
     for table, row in stage.used:
-        times = stage.layers if table is stage.table.layer else 1
+        times = stage.times(table)
         total += times * table.problem.terms(table.choice[row])
     return total
 
@@ -182,7 +182,7 @@ def stage_seconds(stage: StageSolution, virtual_stages: int) -> StageSeconds:
     """
     terms, spent, launch, again = np.zeros(NUM_TERMS), Passes(*np.zeros(6)), 0.0, 0.0
     for table, row in stage.used:
-        times = stage.layers if table is stage.table.layer else 1
+        times = stage.times(table)
         layer = table.problem.terms(table.choice[row])
         setting = table.problem.setting
         terms += times * layer
@@ -194,7 +194,7 @@ def stage_seconds(stage: StageSolution, virtual_stages: int) -> StageSeconds:
         again += times * {Recompute.NONE: 0.0, Recompute.SELECTIVE: float(layer[Term.CORE]),
                           Recompute.FULL: float(layer[Term.FORWARD])}[recompute]
     kernels = float(terms[Term.FORWARD] + terms[Term.BACKWARD]) + again
-    sent, sent_once = stage.table.sent(stage.first, stage.last, stage.row, stage.layers)
+    sent, sent_once = stage.table.sent(stage.first, stage.last, stage.between, stage.row)
     rest = stage.time - kernels - launch - sent - float(spent.gather + spent.reduce)
     layers_step = float(spent.sync + spent.gather_step + terms[Term.OPTIMIZER]) + sent_once
     return StageSeconds(
@@ -226,9 +226,10 @@ def memory_of(stage: StageSolution) -> schema.StageMemory:
     """Return a stage's memory by cause."""
     setting = stage.table.setting
     terms = stage_terms(stage)
-    rows = stage.table.combinations(stage.first, stage.last, stage.layers > 0)
-    saved = float(rows.fixed[stage.row, Criterion.SAVED] + stage.layers * rows.each[stage.row, Criterion.SAVED])
-    transient = float(max(rows.transient_fixed[stage.row], rows.transient_each[stage.row] if stage.layers else 0.0))
+    rows = stage.table.combinations(stage.first, stage.last, stage.between)
+    saved = float(rows.fixed[stage.row, Criterion.SAVED]
+                  + np.array(stage.layers) @ rows.each[:, stage.row, Criterion.SAVED])
+    transient = float(max(rows.transient_fixed[stage.row], rows.transient_each[:, stage.row].max()))
     state = StateBytes(*(float(terms[term]) for term in (Term.WEIGHTS, Term.GRADIENTS, Term.STATES)))
     held = asdict(itemised(state, saved, transient, stage.in_flight, setting.runtime))
     counted = {key: int(held[key]) for key in schema.MemoryBreakdown.model_fields}

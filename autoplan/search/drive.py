@@ -108,7 +108,7 @@ def search(pricer: Pricer, pins: Pins, limits: Limits, progress: Progress | None
     with outcome.phase("recipes"):
         variants = _bound(pricer, named, pins, limits, outcome, tell)
         _solve(pricer, variants, limits, outcome, tell, "solving recipes")
-    if pricer.runtime.free and not pins.fixes_roles and not recipes_only:
+    if pricer.runtime.free and pricer.chain.uniform and not pins.fixes_roles and not recipes_only:
         with outcome.phase("shardings"):
             _search_free(pricer, pins, limits, outcome, tell)
         plain = pins.schedule in (None, Schedule.ONE_F_ONE_B) and pins.virtual_stages in (None, 1)

@@ -15,7 +15,7 @@ from autoplan.search.solve import StageSolution
 def degrees(stage: StageSolution) -> Degrees | None:
     """Return the stage's degrees, or None where its shardings are no recipe of the runtime."""
     tables = stage.used
-    experts = any(op.kind == "experts" for table, _ in tables for op in table.problem.layer.ops)
+    experts = any(op.kind == "experts" for table in stage.table.layers for op in table.problem.layer.ops)
     if stage.roles is not None:
         return degrees_of(stage.mesh, stage.roles, experts=experts)
     runtime = stage.table.setting.runtime

@@ -37,8 +37,13 @@ class Problems:
     """The problems of a chain's classes in one setting."""
 
     first: LayerProblem
-    layer: LayerProblem
+    layers: tuple[LayerProblem, ...]
     last: LayerProblem
+
+    @property
+    def all(self) -> tuple[LayerProblem, ...]:
+        """The problems in the order of the chain, each kind once."""
+        return (self.first, *self.layers, self.last)
 
 
 @dataclass
@@ -75,23 +80,32 @@ class Pricer:
         return self._problems[key]
 
     def layer_alone(self, mesh: Mesh, micro_batch: int, roles: tuple[str, ...] | None) -> LayerProblem | None:
-        """Return the repeated layer's problem, with every ZeRO stage; the cheaper half of `problems`."""
+        """Return the problem of the first kind of layer in between, with every ZeRO stage."""
         key = ("layer", mesh, micro_batch, roles)
         if key not in self.kept:
             setting = Setting(mesh, self.costs, self.runtime, self.workload, micro_batch, self.shard)
-            self.kept[key] = self._problem(self.chain.layer, setting, roles)
+            self.kept[key] = self._problem(self.chain.layers[0], setting, roles)
         found = self.kept[key]
         assert found is None or isinstance(found, LayerProblem)
         return found
 
     def _build(self, layer: LayerProblem, roles: tuple[str, ...] | None) -> Problems | None:
-        first, last = (self._problem(end, layer.setting, roles) for end in (self.chain.first, self.chain.last))
-        return None if first is None or last is None else Problems(first, layer, last)
+        first, *others, last = (self._problem(one, layer.setting, roles)
+                                for one in (self.chain.first, *self.chain.layers[1:], self.chain.last))
+        kinds = tuple(one for one in others if one is not None)
+        if first is None or last is None or len(kinds) < len(others):
+            return None
+        return Problems(first, (layer, *kinds), last)
 
     def _problem(self, layer: LayerClass, setting: Setting, roles: tuple[str, ...] | None,
                  shared: frozenset[str] = frozenset()) -> LayerProblem | None:
         self.counters.problems += 1
         return layer_problem(layer, setting, zero=ZERO_STAGES, roles=roles, shared=shared)
+
+    def _between(self, size: int, start: int) -> tuple[int, ...]:
+        """Return, by kind, `size` layers in between from the one at `start` on."""
+        counts = self.chain.before[start + size] - self.chain.before[start]
+        return tuple(int(one) for one in counts)
 
     def tail(self, problems: Problems, candidate: Candidate) -> LayerProblem:
         """Return the last layer's problem: in a stage that holds the first too, tied embeddings are stored once."""
@@ -128,17 +142,18 @@ class Pricer:
                 self.counters.seconds += time.perf_counter() - begin
             return self._tables[key]
 
-        first, layer = table(problems.first, ends[0], tied and tied[0]), table(problems.layer, ends[1])
+        first = table(problems.first, ends[0], tied and tied[0])
+        layers = tuple(table(one, ends[1]) for one in problems.layers)
         last = table(problems.last, ends[2], tied and tied[1])
         whole = table(self.tail(problems, candidate), ends[2], tied and tied[1]) if candidate.joined else last
-        found = StageTable(problems.layer.setting, recompute, m, first, layer, last, whole, tied, neighbour,
+        found = StageTable(problems.first.setting, recompute, m, first, layers, last, whole, tied, neighbour,
                            candidate.num_stages, candidate.virtual_stages)
         return found if self.solver == "auto" else self._by_solver(found, candidate)
 
     def _by_solver(self, table: StageTable, candidate: Candidate) -> StageTable:
         """Return the table with the rows that the user's solver finds, for every stage the candidate may have."""
         p, m, count = candidate.num_stages, candidate.num_micro_batches, self.chain.count
-        key = (id(table.layer), candidate)
+        key = (id(table.layers), candidate)
         if key not in self.kept:
             queries = []
             for index in range(p):
@@ -147,7 +162,10 @@ class Pricer:
                 first, last = index == 0, index == (0 if candidate.joined else p - 1)
                 some = range(count + 1) if first or last else range(1, count + 1)
                 every = (count,) if p == 1 else some
-                queries += [Query(first, last, layers, held) for layers in every]
+                starts = (0,) if first else range(count) if not last else None
+                stages = {self._between(size, start) for size in every
+                          for start in (starts if starts is not None else (count - size,)) if start + size <= count}
+                queries += [Query(first, last, layers, held) for layers in sorted(stages)]
             begin = time.perf_counter()
             self.kept[key] = solved(table, queries, self.solver)
             self.counters.solves += len(queries)

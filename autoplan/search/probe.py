@@ -37,9 +37,10 @@ STORED = [Term.WEIGHTS, Term.GRADIENTS, Term.STATES, Term.OPTIMIZER]
 
 @dataclass(frozen=True)
 class Probe:
-    """Of the first, the repeated and the last layer: summed terms [3, NUM_TERMS], each the least it can be (most: the
-    most), and bytes of weights, gradients and states and seconds of the update [3, 4], by the mesh axes besides the
-    data axis that synchronise them. boundary: bytes sent. ranks: devices that share a layer's products."""
+    """Of the first layer, each kind in between and the last (L in all): summed terms [L, NUM_TERMS], each the least it
+    can be (most: the most), and bytes of weights, gradients and states and seconds of the update [L, 4], by the mesh
+    axes besides the data axis that synchronise them. boundary: bytes sent. ranks: devices that share a layer's
+    products."""
 
     terms: Array
     most: Array
@@ -56,21 +57,22 @@ def probe(pricer: Pricer, candidate: Candidate) -> Probe | None:
     if key not in pricer.kept:
         problems = pricer.problems(alone, candidate.micro_batch_size * replicas(alone), candidate.roles)
         pricer.kept[key] = None if problems is None else _probe(
-            (problems.first, problems.layer, pricer.tail(problems, candidate)))
+            (problems.first, *problems.layers, pricer.tail(problems, candidate)))
     found = pricer.kept[key]
     assert found is None or isinstance(found, Probe)
     return found
 
 
 def _probe(problems: Sequence[LayerProblem]) -> Probe:
-    terms, most = np.zeros((2, 3, NUM_TERMS))
+    terms, most = np.zeros((2, len(problems), NUM_TERMS))
     stored: dict[tuple[int, ...], Array] = {}
     for index, problem in enumerate(problems):
         for node in problem.nodes:
             if isinstance(node.content, ParamNode):
                 axes = tuple(int(axis) for axis in np.flatnonzero(node.content.layouts[0] == PARTIAL) if axis > 0)
                 axes = tuple(axis for axis in axes if problem.setting.mesh.shape[axis] > 1)
-                stored.setdefault(axes, np.zeros((3, len(STORED))))[index] += node.terms[0, STORED]  # ZeRO stage 0
+                held = stored.setdefault(axes, np.zeros((len(problems), len(STORED))))
+                held[index] += node.terms[0, STORED]  # ZeRO stage 0
             else:
                 terms[index] += node.terms.min(axis=0)
                 most[index] += node.terms.max(axis=0)
@@ -78,6 +80,9 @@ def _probe(problems: Sequence[LayerProblem]) -> Probe:
             for total, edge_of in ((terms, np.min), (most, np.max)):
                 total[index, Term.CONVERT_FORWARD] += edge_of(edge.forward[np.isfinite(edge.forward)])
                 total[index, Term.CONVERT_BACKWARD] += edge_of(edge.backward[np.isfinite(edge.forward)])
+                if edge.exchanges:
+                    total[index, Term.EXCHANGE_FORWARD] += edge_of(edge.forward)
+                    total[index, Term.EXCHANGE_BACKWARD] += edge_of(edge.backward)
     layer = problems[1]
     assert layer.input is not None and isinstance(layer.nodes[layer.input].content, LayoutNode)
     boundary = float(layer.nodes[layer.input].terms[:, Term.BOUNDARY].min())
@@ -92,28 +97,50 @@ def bounds(pricer: Pricer, candidate: Candidate, kinds: Sequence[Recompute], zer
     variants = [(recompute, zero) for recompute in kinds for zero in zeros]
     if not variants:
         return []
-    stages = _stages(pricer, candidate, found, variants)
+    layers = layer_bounds(pricer, candidate, found, variants)
+    value = _uniform_seconds(pricer, candidate, found, layers) if pricer.chain.uniform else \
+        _mixed_seconds(pricer, candidate, layers)
+    return [Variant(candidate, recompute, zero, float(seconds))
+            for (recompute, zero), seconds in zip(variants, value, strict=True) if np.isfinite(seconds)]
+
+
+def _uniform_seconds(pricer: Pricer, candidate: Candidate, found: Probe, layers: LayerBounds) -> Array:
+    """Return lower bounds [V] of the step time of a chain of equal layers."""
+    stages = _stages(pricer, candidate, layers)
     m = candidate.num_micro_batches
-    chunked = candidate.schedule.chunked
 
     def seconds_of(*, bubble: bool = True) -> Array:
-        if not chunked:
+        if not candidate.schedule.chunked:
             return objective(stages, m, bubble=bubble)
-        layers = chunked_layers(pricer.chain, candidate)
-        return chunked_objective(stages, layers, m, candidate.virtual_stages if bubble else math.inf)
+        cut = chunked_layers(pricer.chain, candidate)
+        return chunked_objective(stages, cut, m, candidate.virtual_stages if bubble else math.inf)
 
     value = seconds_of()
     if candidate.schedule.splits_backward:
         weight = found.most[:, Term.WEIGHT_GRADIENT] @ [1.0, pricer.chain.count, 1.0]
         relief = weight_relief(candidate.schedule, candidate.num_stages, m)
         value = np.maximum(value - relief * weight, seconds_of(bubble=False))
-    return [Variant(candidate, recompute, zero, float(seconds))
-            for (recompute, zero), seconds in zip(variants, value, strict=True) if np.isfinite(seconds)]
+    return value
+
+
+def _mixed_seconds(pricer: Pricer, candidate: Candidate, layers: LayerBounds) -> Array:
+    """Return lower bounds [V] of the step time of a chain of several kinds of layers, inf where it can't fit.
+
+    Whatever the cut, the slowest stage takes and the fullest holds at least a p-th part of the chain.
+    """
+    p, m = candidate.num_stages, candidate.num_micro_batches
+    chain = np.array([1, *pricer.chain.before[-1], 1], float)
+    total = layers.time @ chain + 2 * (p - 1) * layers.send
+    filled = 0.0 if candidate.schedule.splits_backward else (total - total / p) / candidate.virtual_stages
+    held = (layers.state + layers.saved) @ chain
+    room = usable_bytes(pricer.cluster.device.memory_bytes, pricer.runtime)
+    seconds: Array = np.where(held / p <= room, m * total / p + filled + layers.step @ chain / p, np.inf)
+    return seconds
 
 
 @dataclass(frozen=True)
 class LayerBounds:
-    """Lower bounds of the first, a repeated and the last layer for V variants (recompute × ZeRO), [V, 3].
+    """Lower bounds of the first layer, each kind in between and the last for V variants (recompute × ZeRO), [V, L].
 
     time: seconds a micro-batch. step: seconds a step. state, saved: bytes held always, and a micro-batch in flight.
     send: seconds a micro-batch of one boundary tensor to the next stage.
@@ -131,7 +158,7 @@ def layer_bounds(pricer: Pricer, candidate: Candidate, found: Probe,
     """Return a probe's bounds with what data parallelism adds to them."""
     zero = np.array([z for _, z in variants])[:, None]
     least, most = (np.repeat(terms[None], len(variants), axis=0) for terms in (found.terms, found.most))
-    state = np.zeros((len(variants), 3))
+    state = np.zeros((len(variants), len(found.terms)))
     for axes, stored in found.stored.items():
         group = tuple(axis for axis in (0, *axes) if candidate.mesh.shape[axis] > 1)
         rates = _rates(pricer, candidate, group)
@@ -161,22 +188,21 @@ def layer_bounds(pricer: Pricer, candidate: Candidate, found: Probe,
 
 
 def _evaluated(pricer: Pricer, candidate: Candidate, found: Probe, terms: Array, kinds: Sequence[Recompute]) -> Array:
-    """Return the criteria [V, 3, 6] of the three layers' terms [V, 3, NUM_TERMS]."""
+    """Return the criteria [V, layers, 6] of the layers' terms [V, layers, NUM_TERMS]."""
     values = np.empty((*terms.shape[:2], len(Criterion)))
     for recompute in set(kinds):
         rows = [row for row, kind in enumerate(kinds) if kind is recompute]
-        for layer, policy in enumerate(pricer.policies(candidate, recompute)):
+        first, inner, last = pricer.policies(candidate, recompute)
+        for layer, policy in enumerate((first, *[inner] * (terms.shape[1] - 2), last)):
             values[rows, layer] = evaluate(terms[rows, layer], policy, pricer.runtime, found.ranks)
     return values
 
 
-def _stages(pricer: Pricer, candidate: Candidate, found: Probe,
-            variants: Sequence[tuple[Recompute, int]]) -> UniformStages:
+def _stages(pricer: Pricer, candidate: Candidate, layers: LayerBounds) -> UniformStages:
     count, p = pricer.chain.count, candidate.num_stages
-    layers = layer_bounds(pricer, candidate, found, variants)
     total_step = layers.step[:, 0] + count * layers.step[:, 1] + layers.step[:, 2]
     sends = 0.0 if p == 1 else layers.send
-    middle = np.full(len(variants), 2 * sends)
+    middle = np.full(len(total_step), 2 * sends)
     first, last = layers.time[:, 0] + sends, layers.time[:, 2] + sends
     if p > 1 and candidate.joined:
         first, last = layers.time[:, 0] + layers.time[:, 2] + sends, middle

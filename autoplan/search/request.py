@@ -34,8 +34,8 @@ class Asked:
 
 
 def workload_of(model: ModelGraph, cluster: Cluster, *, global_batch_size: int | None, seq_len: int | None,
-                precision: str | None, optimizer: str, grad_dtype: str | None,
-                reduce_dtype: str | None, attention: str | None, dropout: bool, frozen: bool, runtime: Runtime) -> Asked:
+                precision: str | None, optimizer: str, grad_dtype: str | None, reduce_dtype: str | None,
+                attention: str | None, dropout: bool, frozen: bool, runtime: Runtime) -> Asked:
     """Return the workload. Raises InputError for values that are not allowed or that the device doesn't support.
 
     Dtypes of gradients that aren't given are the runtime's.
@@ -239,7 +239,7 @@ def _check_model(pins: Pins, chain: Chain) -> None:
                          allowed=f"at most {chain.count}")
     if pins.tp is None:
         return
-    for op in chain.layer.ops:
+    for op in (op for layer in chain.layers for op in layer.ops):
         if op.kind == "experts" and pins.etp == 1:
             continue
         for name, what in (("heads", "attention heads"), ("ffn", "MLP width")):

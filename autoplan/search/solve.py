@@ -28,8 +28,8 @@ Chunk = tuple[int, int]
 class StageSolution:
     """One stage: its chunks of the chain (first and last layer, inclusive), its mesh, and the rows it uses.
 
-    layers: how many equal layers it holds. time: seconds a micro-batch, step: seconds a step, memory: bytes at the
-    peak. zero, recompute, roles, micro_batch_size: how it runs.
+    layers: the layers in between that it holds, by kind. time: seconds a micro-batch, step: seconds a step, memory:
+    bytes at the peak. zero, recompute, roles, micro_batch_size: how it runs.
     """
 
     chunks: tuple[Chunk, ...]
@@ -38,7 +38,7 @@ class StageSolution:
     zero: int
     roles: tuple[str, ...] | None
     micro_batch_size: int
-    layers: int
+    layers: tuple[int, ...]
     in_flight: float
     row: int
     time: float
@@ -58,15 +58,17 @@ class StageSolution:
     @property
     def last(self) -> bool:
         """Whether it holds the chain's last layer."""
-        return sum(b - a + 1 for a, b in self.chunks) > self.layers + self.first
+        return sum(b - a + 1 for a, b in self.chunks) > sum(self.layers) + self.first
+
+    @property
+    def between(self) -> tuple[bool, ...]:
+        """Which kinds of layers in between it holds."""
+        return tuple(count > 0 for count in self.layers)
 
     @cached_property
     def used(self) -> tuple[tuple[LayerTable, int], ...]:
         """The tables the stage uses, first layer to last, with the row it uses of each."""
-        rows = self.table.combinations(self.first, self.last, self.layers > 0)
-        parts = ((self.table.first, rows.first), (self.table.layer, rows.layer),
-                 (self.table.whole if self.first else self.table.last, rows.last))
-        return tuple((table, int(index[self.row])) for table, index in parts if index[self.row] >= 0)
+        return tuple(self.table.used(self.first, self.last, self.between, self.row))
 
     @cached_property
     def forward(self) -> float:
@@ -77,17 +79,18 @@ class StageSolution:
             setting = table.problem.setting
             spent = passes(table.problem.terms(table.choice[row]), table.policy.recompute, setting.runtime,
                            setting.tensor_ranks)
-            seconds += self._times(table) * float(spent.forward + spent.gather / 2)
+            seconds += self.times(table) * float(spent.forward + spent.gather / 2)
         return seconds
 
     @cached_property
     def weight(self) -> float:
         """Of `time`, the seconds of the weights' gradients."""
-        return sum(self._times(table) * float(table.problem.terms(table.choice[row])[Term.WEIGHT_GRADIENT])
+        return sum(self.times(table) * float(table.problem.terms(table.choice[row])[Term.WEIGHT_GRADIENT])
                    for table, row in self.used)
 
-    def _times(self, table: LayerTable) -> int:
-        return self.layers if table is self.table.layer else 1
+    def times(self, table: LayerTable) -> int:
+        """Return how many layers of the stage a table stands for."""
+        return next((count for one, count in zip(self.table.layers, self.layers, strict=True) if one is table), 1)
 
 
 @dataclass(frozen=True)
@@ -176,7 +179,7 @@ class UniformCosts:
     """The costs of a uniform candidate's stages, as the partitioner asks for them (`interop.StageCosts`)."""
 
     def __init__(self, pricer: Pricer, candidate: Candidate, table: StageTable) -> None:
-        self.count, self.candidate, self.table = pricer.chain.count, candidate, table
+        self.chain, self.candidate, self.table = pricer.chain, candidate, table
         self.num_layers = pricer.chain.length
         self.sizes = (1,)
 
@@ -187,19 +190,17 @@ class UniformCosts:
         step = np.full((n, n + 1, 1), np.inf)
         if s > p:
             return time, step
-        first, last = s == p, s == 1
-        layers = np.array([self.count]) if first and last else np.arange(self.count + 1)
+        first, last, count = s == p, s == 1, self.chain.count
+        begin, end = np.indices((count + 1, count + 1)).reshape(2, -1)  # of the layers in between
+        kept = (begin <= end) if first or last else (begin < end)
+        kept &= (begin == 0) | (not first)
+        kept &= (end == count) | (not last)
+        begin, end = begin[kept], end[kept]
+        layers, same = np.unique(self.chain.before[end] - self.chain.before[begin], axis=0, return_inverse=True)
         held = np.array([_held(self.candidate, s, self.table.setting.runtime)])
         best = self.table.best(first=first, last=last, layers=layers, in_flight=held)
-        times, steps = best.time[0], best.step[0]
-        if first and last:
-            time[0, n, 0], step[0, n, 0] = times[0], steps[0]
-        elif first:
-            time[0, 1 + layers, 0], step[0, 1 + layers, 0] = times, steps
-        elif last:
-            time[n - 1 - layers, n, 0], step[n - 1 - layers, n, 0] = times, steps
-        else:
-            time[1:n - 1, :n, 0], step[1:n - 1, :n, 0] = inside(times[1:]), inside(steps[1:])
+        at = (begin + 1 - first, end + 1 + last, 0)
+        time[at], step[at] = best.time[0, same.reshape(-1)], best.step[0, same.reshape(-1)]
         return time, step
 
 
@@ -274,7 +275,7 @@ def assemble(pricer: Pricer, candidate: Candidate, table: StageTable, zero: int,
     stages = []
     for index, chunks in enumerate(cuts):
         first, last = chunks[0][0] == 0, chunks[-1][1] == n - 1
-        layers = sum(b - a + 1 for a, b in chunks) - first - last
+        layers = pricer.chain.held(chunks)
         held = in_flight(candidate.schedule, index, p, candidate.num_micro_batches, candidate.virtual_stages,
                          pricer.runtime.extra_in_flight)
         stages.append(stage_solution(candidate, table, zero, chunks, first, last, layers, held))
@@ -282,12 +283,12 @@ def assemble(pricer: Pricer, candidate: Candidate, table: StageTable, zero: int,
 
 
 def stage_solution(candidate: Candidate, table: StageTable, zero: int, chunks: tuple[Chunk, ...], first: bool,
-                   last: bool, layers: int, held: float) -> StageSolution:
+                   last: bool, layers: tuple[int, ...], held: float) -> StageSolution:
     """Return one stage with its best rows."""
     best = table.best(first=first, last=last, layers=np.array([layers]), in_flight=np.array([held]))
     row = int(best.row[0, 0])
-    rows = table.combinations(first, last, layers > 0)
-    total = rows.fixed[row] + layers * rows.each[row]
+    rows = table.combinations(first, last, tuple(count > 0 for count in layers))
+    total = rows.fixed[row] + np.array(layers) @ rows.each[:, row]
     return StageSolution(chunks, candidate.mesh, table, zero, candidate.roles, candidate.micro_batch_size, layers, held,
                          row, float(total[Criterion.T_MICRO_BATCH]), float(total[Criterion.T_STEP]),
                          float(best.memory[0, 0]))

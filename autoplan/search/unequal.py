@@ -123,7 +123,7 @@ class _MenuCosts:
 
 def _both(ways: Sequence[_Way], first: bool, last: bool, layers: NDArray[np.int64], held: Array) -> Array:
     """Return time and step of the best stage of each way, [2, O, in-flight counts, layers]."""
-    best = [way.table.best(first=first, last=last, layers=layers, in_flight=held) for way in ways]
+    best = [way.table.best(first=first, last=last, layers=layers[:, None], in_flight=held) for way in ways]
     return np.array([[one.time for one in best], [one.step for one in best]])
 
 
@@ -227,7 +227,7 @@ def _ways(pricer: Pricer, options: Sequence[Candidate], policies: Sequence[Recom
             table = pricer.stage_table(candidate, policy, zero, link)
             assert table is not None
             ways.append(_Way(candidate, zero, table))
-            parts = (table.first, table.layer, table.last)
+            parts = (table.first, *table.layers, table.last)
             scores.append([np.concatenate([part.values.min(axis=0) for part in parts]),
                            np.concatenate([part.values.max(axis=0) for part in parts])])
     beaten = [any(np.all(other[1] <= score[0]) and np.any(other[1] < score[0]) for other in scores) for score in scores]
@@ -238,7 +238,7 @@ def _solution(pricer: Pricer, menu: Menu, ways: Sequence[_Way], cut: Partition) 
     stages, m = [], menu.num_micro_batches
     for stage in cut.stages:
         first, last = stage.first == 0, stage.last == pricer.chain.length - 1
-        layers = stage.last - stage.first + 1 - first - last
+        layers = pricer.chain.held([(stage.first, stage.last)])
         way = ways[stage.option]
         stages.append(stage_solution(way.candidate, way.table, way.zero, ((stage.first, stage.last),), first, last,
                                      layers, float(min(m, stage.from_end))))
