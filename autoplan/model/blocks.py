@@ -19,7 +19,7 @@ MAX_SIZE = 2**31  # so that a matrix's elements fit in 64 bits
 Size = Annotated[int, Field(strict=True, gt=0, le=MAX_SIZE)]
 Layers = Annotated[int, Field(strict=True, gt=0, le=MAX_LAYERS)]
 Bias = Literal["qkv", "q", "k", "v", "o", "mlp", "up", "down", "router"]
-Mixer = Literal["attention", "cross", "mla", "mamba", "mamba2", "gated_delta", "lightning", "none"]
+Mixer = Literal["attention", "cross", "mla", "mamba", "mamba2", "attention_mamba2", "gated_delta", "lightning", "none"]
 Mlp = Literal["dense", "moe", "none"]
 
 
@@ -219,7 +219,7 @@ class Stack(Block):
 def _check(block: Block, hidden: int, prefix: str) -> None:
     """Raise the fault of a layer that lacks what its kind needs, or contradicts itself."""
     mixer, mlp = block.mixer_kind, block.mlp_kind
-    if mixer in ("attention", "cross", "mla") or block.cross_attention:
+    if mixer in ("attention", "cross", "mla", "attention_mamba2") or block.cross_attention:
         if block.heads is None:
             raise fault(prefix + "heads", "this key is missing: query heads")
         if block.heads % block.num_kv_heads:
@@ -228,6 +228,7 @@ def _check(block: Block, hidden: int, prefix: str) -> None:
             raise fault(prefix + "head_dim", f"needed, because hidden {hidden} isn't a multiple of heads {block.heads}")
     needed: dict[str, tuple[str, object]] = {
         "mla": ("mla", block.mla), "mamba": ("mamba", block.mamba), "mamba2": ("mamba", block.mamba),
+        "attention_mamba2": ("mamba", block.mamba),
         "gated_delta": ("linear", block.linear), "lightning": ("linear", block.linear),
         "dense": ("ffn", block.ffn), "moe": ("moe", block.moe),
     }
@@ -249,7 +250,7 @@ def _check(block: Block, hidden: int, prefix: str) -> None:
 def _check_mamba(mixer: Mixer, mamba: Mamba, prefix: str) -> None:
     if mixer == "mamba" and mamba.dt_rank is None:
         raise fault(prefix + "dt_rank", "this key is missing: Mamba-1 needs it")
-    if mixer == "mamba2":
+    if mixer in ("mamba2", "attention_mamba2"):
         if mamba.heads is None:
             raise fault(prefix + "heads", "this key is missing: Mamba-2 needs it")
         if mamba.inner % mamba.heads:

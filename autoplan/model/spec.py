@@ -138,6 +138,9 @@ class TransformerSpec(Stack):
         crossing = any(block.cross_attention for block in self.kinds.values())
         if crossing and self.encoder is None:
             raise fault("cross_attention", "needs an encoder to read", True)
+        if self.encoder is None and self.vision is None and any(
+                block.mixer_kind == "cross" for block in self.kinds.values()):
+            raise fault("mixer", "needs an encoder or a vision tower to read", "cross")
         return self
 
     @property

@@ -6,6 +6,7 @@ Each yields the operators from its input tensor (already normalised) to its outp
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autoplan.model.architectures.wiring import Attr, Wiring
@@ -32,6 +33,8 @@ def mixer(block: Block, wiring: Wiring, x: str, *, causal: bool) -> Iterator[Op]
         yield from mamba1(block, wiring, x)
     elif kind == "mamba2":
         yield from mamba2(block, wiring, x)
+    elif kind == "attention_mamba2":
+        yield from beside(block, wiring, x, causal=causal)
     elif kind == "gated_delta":
         yield from gated_delta(block, wiring, x)
     elif kind == "lightning":
@@ -175,6 +178,17 @@ def mamba2(block: Block, wiring: Wiring, x: str) -> Iterator[Op]:
         tuple(Param(name, ("heads",)) for name in ("a", "d", "dt_bias")), grouped=GROUPED,
         attrs=(("rule", "ssd"), ("chunk", mamba.chunk), ("kv_heads", mamba.groups)))
     yield from _gated(w, ("heads", "head_dim"), "head_dim")
+
+
+def beside(block: Block, wiring: Wiring, x: str, *, causal: bool) -> Iterator[Op]:
+    """Attention and Mamba-2 on the same input, added (Falcon H1)."""
+    yield from attention(block, wiring, x, causal=causal)
+    ops = list(mamba2(block, wiring, x))
+    names = {op.name: f"mamba_{op.name}" for op in ops}
+    for op in ops:
+        inputs = tuple(replace(one, tensor=names.get(one.tensor, one.tensor)) for one in op.inputs)
+        yield replace(op, name=names[op.name], inputs=inputs, output=replace(op.output, tensor=names[op.name]))
+    yield wiring.add("mixed", "o", "mamba_o")
 
 
 def gated_delta(block: Block, wiring: Wiring, x: str) -> Iterator[Op]:

@@ -163,6 +163,17 @@ def bamba(keys: Keys) -> Fields:
             "biases": (*attention_bias(keys), *mlp)}
 
 
+def falcon_h1(keys: Keys) -> Fields:
+    """Falcon H1: attention and Mamba-2 side by side in every layer."""
+    unsupported(keys, "projectors_bias", "a bias of Mamba's projections")
+    mamba = mamba_parts(keys, keys.size("hidden_size"))
+    if not keys.flag("mamba_rms_norm", default=False):
+        keys.assume("a norm after Mamba's recurrence, as in Mamba-2 (mamba_rms_norm is false)")
+    mlp = ("mlp",) if keys.flag("mlp_bias", default=False) else ()
+    return {**modern(keys, kv_heads=8), "mixer": "attention_mamba2", "mamba": mamba,
+            "biases": (*attention_bias(keys), *mlp)}
+
+
 def granite_hybrid(keys: Keys) -> Fields:
     """Granite 4: Mamba-2 and attention, each followed by experts with a shared one, or by that alone."""
     layers = depth(keys, "num_hidden_layers")

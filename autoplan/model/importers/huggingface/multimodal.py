@@ -61,6 +61,8 @@ _CLASS_SIZES: Mapping[str, Mapping[str, int]] = {
 }
 IMAGE = 448  # pixels, where a tower takes images of any size
 
+_NO_PARTS = ("text_config", "vision_config", "quantization_config", "generation_config")
+
 Text = Callable[[Keys, str], Fields]
 
 
@@ -74,20 +76,18 @@ def multimodal(keys: Keys, model_type: str, text: Text) -> Fields:
         inner = Keys({key: value for key, value in keys.data.items() if key not in PARTS}, keys.where,
                      notes=keys.notes)
     fields = text(_tied(keys, inner).typed(kind), kind)
-    reader = _TOWERS.get(model_type)
-    if model_type in MULTIMODAL and any(name.endswith("ForCausalLM") for name in keys.texts("architectures") or ()):
-        return fields  # the decoder alone
-    if reader is not None and keys.has("vision_config"):
-        fields["vision"] = reader(keys)
+    alone = any(name.endswith("ForCausalLM") for name in keys.texts("architectures") or ())
+    if alone and model_type in MULTIMODAL:
+        return fields
+    if keys.has("vision_config") and model_type in _TOWERS:
+        fields["vision"] = _TOWERS[model_type](keys)
     elif keys.has("vision_config"):
         _left_out(keys, "vision_config", "the vision tower and its projector")
     elif model_type in MULTIMODAL and model_type != "qwen2_audio":
         keys.leave_out("the vision tower (the file has no vision_config)")
-    others = [key for key, value in keys.data.items()
-              if key.endswith("_config") and isinstance(value, dict) and key not in (
-                  "text_config", "vision_config", "quantization_config", "generation_config")]
-    for key in others:
-        _left_out(keys, key, "the audio tower and its projector" if key == "audio_config" else f"the part {key}")
+    for key, value in keys.data.items():
+        if key.endswith("_config") and isinstance(value, dict) and key not in _NO_PARTS:
+            _left_out(keys, key, "the audio tower and its projector" if key == "audio_config" else f"the part {key}")
     return fields
 
 
