@@ -57,7 +57,7 @@ class Setting:
     def numerics(self) -> Numerics:
         """Element size, and whether attention is fused."""
         return Numerics(self.workload.precision.bytes, self.attention.fused, self.workload.dropout,
-                        self.runtime.loss)
+                        self.runtime.loss, self.workload.frozen)
 
     @property
     def attention(self) -> Attention:

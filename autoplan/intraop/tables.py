@@ -24,7 +24,7 @@ from autoplan.intraop.pricing import Setting
 from autoplan.intraop.solve.frontier import frontier
 from autoplan.intraop.solve.pareto import pareto_rows
 from autoplan.intraop.terms import NUM_TERMS, Criterion, Policy, conversion_weights, criteria
-from autoplan.model.graph import LayerClass, Operand
+from autoplan.model.graph import LayerClass
 from autoplan.sharding import REPLICATED, codes_to_index
 from autoplan.workload import Recompute
 
@@ -225,11 +225,11 @@ class StageTable:
         for left, right, a, b in zip(parts, parts[1:], index, index[1:], strict=False):
             fixed[:, Criterion.T_MICRO_BATCH] += self.between(left, right)[a, b]
         if not first or (last and self.num_stages > 1):  # the latter: the pipeline comes back to where it began
-            fixed[:, TIMES] += self.send(parts[0])[index[0]]
+            fixed[:, TIMES] += self.send(parts[0], output=False)[index[0]]
         if not last:
-            fixed[:, TIMES] += self.send(parts[-1])[index[-1]]
+            fixed[:, TIMES] += self.send(parts[-1], output=True)[index[-1]]
             if self.setting.runtime.keeps_outputs:
-                fixed[:, Criterion.SAVED] += self._boundary(parts[-1])[index[-1]]
+                fixed[:, Criterion.SAVED] += self._boundary(parts[-1], output=True)[index[-1]]
         if self.tied is not None:
             self._tie(first, last, parts, index, fixed)
         transient = [part.values[rows][:, [Criterion.TRANSIENT, Criterion.WORKSPACE]].sum(axis=1)
@@ -277,32 +277,37 @@ class StageTable:
         """Return the seconds a micro-batch and a step that the stage of combination `row` waits for its neighbours."""
         used = self.used(first, last, between, row)
         back = last and self.num_stages > 1  # the pipeline comes back to where it began
-        ends = ([] if first and not back else [used[0]]) + ([] if last else [used[-1]])
-        return sum((self.send(table)[row] for table, row in ends), np.zeros(len(TIMES)))
+        ends = ([] if first and not back else [(*used[0], False)]) + ([] if last else [(*used[-1], True)])
+        return sum((self.send(table, output=output)[row] for table, row, output in ends), np.zeros(len(TIMES)))
 
-    def _residual(self) -> tuple[Operand, tuple[float, ...]]:
-        layer = self.layers[0].problem.layer
-        operand = layer.input
-        assert operand is not None
-        reader = next(op for op in layer.ops if operand.tensor in [o.tensor for o in op.inputs])
-        return operand, pricing.tensor_shape(reader, operand.dims, self.setting)
+    def _shape(self, part: LayerTable, *, output: bool) -> tuple[float, ...]:
+        """Return the unsplit shape of the residual stream before or after a layer (of an end, where it has one)."""
+        layer = part.problem.layer
+        if layer.output is not None and (output or layer.input is None):
+            tensor = layer.output.tensor
+            made = next((op for op in layer.ops if op.output.tensor == tensor), None)
+            if made is not None:
+                return pricing.tensor_shape(made, made.output.dims, self.setting)
+        assert layer.input is not None
+        reader, operand = next((op, one) for op in layer.ops for one in op.inputs if one.tensor == layer.input.tensor)
+        return pricing.tensor_shape(reader, operand.dims, self.setting)
 
     def between(self, left: LayerTable, right: LayerTable) -> Array:
         """Return the seconds a micro-batch between neighbouring layers, for every pair of their rows."""
-        _, shape = self._residual()
+        shape = self._shape(left, output=True)
         table = self.setting.conversions(shape)
         a, b = codes_to_index(left.residual, len(shape)), codes_to_index(right.residual, len(shape))
         forward, backward = conversion_weights(self.recompute)
         result: Array = forward * table[a[:, None], b[None, :]] + backward * table[b[None, :], a[:, None]]
         return result
 
-    def send(self, part: LayerTable) -> Array:
+    def send(self, part: LayerTable, *, output: bool) -> Array:
         """Return the seconds a micro-batch and a step [R, 2] that a stage waits for one neighbour's tensors.
 
         Where the runtime sends beside computing, only the first tensor's way through the pipeline is waited for. Where
         it scatters, each rank sends its part of what all hold, and the next stage gathers.
         """
-        nbytes = self._boundary(part)
+        nbytes = self._boundary(part, output=output)
         whole = (part.residual[:, -1] == REPLICATED) & self.setting.runtime.scatters_sends
         parts = np.where(whole, nbytes / self.setting.tensor_ranks, nbytes)
         gathered = self.setting.costs.all_gather(np.where(whole, nbytes, 0.0), self.setting.mesh.axes[-1])
@@ -310,10 +315,10 @@ class StageTable:
         hidden = self.setting.runtime.overlap.sends and self.sends > 1
         return np.outer(once, (0.0, self.num_stages) if hidden else (self.sends, 0.0))
 
-    def _boundary(self, part: LayerTable) -> Array:
+    def _boundary(self, part: LayerTable, *, output: bool) -> Array:
         """Return the bytes at a layer's boundary, on one device, by row: the residual stream, and what is carried past
         layers beside it, in the same layout."""
-        _, shape = self._residual()
+        shape = self._shape(part, output=output)
         carried = carried_elements(part.problem.layer, self.setting)
         return pricing.local_bytes(part.residual, shape, self.setting) * (1.0 + carried / math.prod(shape))
 

@@ -113,10 +113,12 @@ def _seams(table: StageTable, query: Query, parts: Sequence[_Part], costs: list[
         edge_costs.append(np.where(alike, 0.0, np.inf) if inner else m * table.between(made, read))
     if not query.first:
         node = parts[0].node(parts[0].problem.input)
-        costs[node] = costs[node] + table.send(_every(parts[0].table, parts[0].problem.input)) @ (m, 1.0)
+        every = _every(parts[0].table, parts[0].problem.input)
+        costs[node] = costs[node] + table.send(every, output=False) @ (m, 1.0)
     if not query.last:
         node = parts[-1].node(parts[-1].problem.output)
-        costs[node] = costs[node] + table.send(_every(parts[-1].table, parts[-1].problem.output)) @ (m, 1.0)
+        every = _every(parts[-1].table, parts[-1].problem.output)
+        costs[node] = costs[node] + table.send(every, output=True) @ (m, 1.0)
     if table.tied is None:
         return
     ends = [(parts[0], table.tied[0])] if query.first else []

@@ -26,6 +26,6 @@ def work(op: Op, sizes: Sizes, numerics: Numerics) -> Work:
     return Work(
         forward=(Gemm(m, n, k),),
         backward=((Gemm(m, k, n),) if op.inputs else ()) + (Gemm(k, n, m, gradient=True),),
-        keeps_inputs=True,
+        keeps_inputs=not numerics.frozen,  # they are for the weight's gradient
         workspace=numerics.element_bytes * m * (n + k),
     )

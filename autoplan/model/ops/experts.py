@@ -32,6 +32,6 @@ def work(op: Op, sizes: Sizes, numerics: Numerics) -> Work:
     return Work(
         forward=(Gemm(m, n, k, experts),),
         backward=(Gemm(m, k, n, experts), Gemm(k, n, m, experts, gradient=True)),
-        keeps_inputs=True,
+        keeps_inputs=not numerics.frozen,
         workspace=numerics.element_bytes * experts * m * (n + k),
     )

@@ -91,12 +91,13 @@ EAGER_LOSS = LossKernels(18.0, 18.0, in_place=False)
 @dataclass(frozen=True)
 class Numerics:
     """What an operator's bytes depend on besides its sizes: bytes an element, whether attention is fused, whether
-    dropout keeps its masks (a byte an element), and the loss."""
+    dropout keeps its masks (a byte an element), how the loss runs, and whether weights are frozen."""
 
     element_bytes: int
     flash: bool
     dropout: bool = False
     loss: LossKernels = EAGER_LOSS
+    frozen: bool = False
 
 
 def volume(sizes: Sizes, dims: tuple[str, ...]) -> Array:
