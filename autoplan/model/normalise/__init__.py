@@ -24,6 +24,7 @@ from autoplan.model.normalise.names import Finisher, Names, key_tensors, names_o
 from autoplan.model.normalise.trace import Kind, Node, Trace
 from autoplan.model.normalise.unfuse import unfuse
 
+IMAGES = 256  # of a step, by default where a model has no sequence, as ResNets were trained (He et al., 2015)
 TOLERANCE = 1e-3  # of FLOPs that may get lost or be counted twice
 
 __all__ = ["Trace", "normalise"]
@@ -107,6 +108,8 @@ def _facts(graph: ModelGraph, sizes: dict[str, int], source: str) -> dict[str, i
         if len(found) == 1:
             facts["max_positions" if name == "positions" else name] = found.pop()
     facts["seq_len"] = min(int(facts["seq_len"]), int(facts.get("max_positions", facts["seq_len"])))
+    if sizes[SEQ] == 1:
+        facts["global_batch_size"] = IMAGES
     return facts
 
 

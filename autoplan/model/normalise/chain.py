@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autoplan.model.graph import LayerClass, Op
+from autoplan.model.graph import LayerClass, Op, Operand
 from autoplan.model.normalise.cluster import layer_starts
 from autoplan.model.normalise.draft import Draft
 from autoplan.model.normalise.names import Finisher
@@ -76,6 +77,8 @@ class _Layers:
                  kinds: list[str]) -> None:
         self.drafts, self.finish, self.keys, self.cuts, self.kinds = drafts, finish, keys, cuts, kinds
         self.carried = _carried_names(cuts)
+        streams = Counter(finish.operand(cut.stream, "").dims for cut in cuts if cut.stream)
+        self.dims = streams.most_common(1)[0][0] if streams else ()
         self.classes: list[LayerClass] = []
         self.layers: list[int] = []
         self.owners: dict[str, str] = {}  # parameter key → class.parameter of its first reader
@@ -106,13 +109,21 @@ class _Layers:
         if before.stream in after.beside and not self._twin(index):
             ops.insert(0, self.finish.passed(before.stream, "x", self.carried[before.stream]))
         carried = tuple(self.finish.operand(name, self.carried[name]) for name in dict.fromkeys(beside))
-        self._fold(LayerClass(
-            kind, tuple(ops), self.finish.operand(before.stream, "x") if before.stream else None,
-            self.finish.operand(after.stream, tensors[after.stream]) if after.stream else None, carried), kind)
+        self._fold(LayerClass(kind, tuple(ops), self._stream(before.stream, "x"),
+                              self._stream(after.stream, tensors[after.stream] if after.stream else ""), carried), kind)
         name = self.classes[self.layers[-1]].name
         for draft in drafts:
             for param in draft.params:
                 self.owners.setdefault(param.key, f"{name}.{param.name}")
+
+    def _stream(self, tensor: str | None, name: str) -> Operand | None:
+        """Return the stream at a cut, by the names that most cuts have for its dims: it is one stream, though a layer
+        may call the channels that it reads otherwise."""
+        if tensor is None:
+            return None
+        operand = self.finish.operand(tensor, name)
+        alike = len(operand.dims) == len(self.dims) and operand.dims[:2] == self.dims[:2]
+        return replace(operand, dims=self.dims) if alike else operand
 
     def _twin(self, index: int) -> bool:
         """Whether the stream of a cut is carried beside itself: the layers on both sides of the next cut are alike."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-LAYERS = 16  # into which a graph without repeats is cut, or fewer
+LAYERS = (16, 12, 8)  # into which a graph without repeats is cut: the most that one tensor each passes between
 SLACK = 0.5  # a cluster's FLOPs may be so much above the mean, as in Alpa's published runs; more where none else fits
 LEAST_PART = 0.01  # of a graph's FLOPs that repeats must do to become layers of their own
 
@@ -41,9 +41,10 @@ def layer_starts(kinds: Sequence[str], flops: Sequence[int], crossing: Sequence[
     """
     cuts = set(_repeats(np.array(kinds), np.asarray(flops, float), np.asarray(crossing, float), np.asarray(tensors), 0,
                         len(kinds)))
-    if not cuts:
-        return cluster(flops, crossing, LAYERS)
-    return sorted(cuts | {0})
+    if cuts:
+        return sorted(cuts | {0})
+    options = [cluster(flops, crossing, most) for most in LAYERS]
+    return next((starts for starts in options if all(tensors[start] == 1 for start in starts[1:])), options[0])
 
 
 def _repeats(kinds: NDArray[np.str_], flops: Array, crossing: Array, tensors: NDArray[np.int64], begin: int,

@@ -275,6 +275,8 @@ class Emitter:
             return "position"
         if len(expr.sources) == 1 and made & {"slice", "concat"} and set(output) == set(self.atoms[expr.sources[0]]):
             return "rotary"
+        if made == {"slice"} and len(self._big(output)) < len(self._big(self.atoms[expr.sources[0]])):
+            return "pool"  # one position of each sequence
         for called, signs in _ACTIVATIONS:
             if made.intersection(signs):
                 return called

@@ -19,7 +19,8 @@ from autoplan.model.normalise.draft import Draft, Read
 from autoplan.model.normalise.trace import Source, Trace
 
 FIRST = (BATCH, SEQ, KV_SEQ, "seq_in")  # dims that go first in a tensor
-ONE = (*FIRST, "taps", "channels", "inputs")  # of which an operator has one, whatever atoms it is made of
+NEEDED = ("heads", "taps", "inputs", "channels")  # that an operator has though they be of size one
+ONE = (BATCH, SEQ, KV_SEQ)  # of which an operator has one, whatever atoms it is made of
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,9 @@ def names_of(trace: Trace, dims: Dims, cores: Iterable[Core], drafts: list[Draft
         rows = [atom for atom in param.atoms if atom not in naming.of]
         naming.call("positions" if dims.table.product(rows) >= dims.table.product(sequence) else "types", rows)
     for draft in drafts:
+        for read in draft.inputs:
+            naming.call("channels", [own for own, new in read.swap.items() if draft.called.get(new) == "inputs"],
+                        group=False)
         for atom, called in draft.called.items():
             naming.call("channels" if called == "inputs" else called, (atom,), group=False)
     made = {atom for draft in drafts if draft.kind == "contraction" and draft.params for atom in draft.output}
@@ -209,8 +213,8 @@ class _Local:
         groups: dict[str, list[int]] = {}
         for atom in atoms:
             atom = (swap or {}).get(atom, atom)
-            alone = self.finisher.dims.table.size(atom) == 1 and self.draft.called.get(atom) != "heads"
-            if alone and self.finisher.names.of.get(atom) != BATCH:
+            needed = self.draft.called.get(atom) in NEEDED or self.finisher.names.of.get(atom) == BATCH
+            if self.finisher.dims.table.size(atom) == 1 and not needed:
                 continue
             groups.setdefault(self._name(atom, keys or self.keys), []).append(atom)
         result = []
@@ -240,8 +244,11 @@ class _Local:
         if base == "heads" and keys:
             base = "kv_heads"
         group = names.group.get(atom, atom)
-        if base in ONE or self.draft.kind == "attention":
+        if base in ONE or atom in self.draft.called or self.draft.kind == "attention":
             return base
+        if base == "seq_in":  # each tensor's own
+            group = next((index for index, read in enumerate(self.draft.inputs)
+                          if atom in self.finisher.atoms[read.tensor]), 0)
         known = (base, group)
         if known not in self.chosen:
             taken = sum(1 for one in self.chosen if one[0] == base)
