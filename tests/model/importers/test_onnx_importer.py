@@ -105,3 +105,11 @@ def test_what_is_no_model_is_refused(tmp_path):
     nodes = [helper.make_node("NonZero", ["x"], ["n"]), helper.make_node("MatMul", ["n", "w"], ["y"])]
     with pytest.raises(InputError, match="NonZero: the shape of n depends on data"):
         autoplan.from_onnx(save(tmp_path, nodes, [("x", FLOAT, [2, 8])], ["y"], [("w", (8, 8))]))
+
+
+def test_a_network_of_concatenations_is_planned():
+    path = GRAPHS / "light_squeezenet.onnx"
+    if not path.exists():
+        pytest.skip(f"{path} isn't there")
+    plan = autoplan.plan(str(path), "p3.16xlarge:8")
+    assert plan.workload.global_batch_size == 256 and 0.02 < plan.predicted.mfu < 0.5
