@@ -147,15 +147,24 @@ class Program:
     regather: bool = True
 
 
-def place(problem: LayerProblem, choice: Sequence[int]) -> PlacedLayer:
-    """Return where everything lies under one strategy a node."""
+def strategies_of(problem: LayerProblem, choice: Sequence[int]) -> list[tuple[OpStrategies, int]]:
+    """Return the operators of a layer with the strategy that each takes under a choice."""
+    return [(node.content, int(k)) for node, k in zip(problem.nodes, choice, strict=True)
+            if isinstance(node.content, OpStrategies)]
+
+
+def place(problem: LayerProblem, choice: Sequence[int], naming: Naming | None = None) -> PlacedLayer:
+    """Return where everything lies under one strategy a node.
+
+    naming: that of all layers which are to share one mesh; the layer's own by default.
+    """
     setting = problem.setting
-    chosen = [(node.content, int(k)) for node, k in zip(problem.nodes, choice, strict=True)]
-    strategies = [(content, k) for content, k in chosen if isinstance(content, OpStrategies)]
-    naming = Naming.of(setting.mesh.names, setting.mesh.shape, strategies)
+    strategies = strategies_of(problem, choice)
+    naming = naming or Naming.of(setting.mesh.names, setting.mesh.shape, strategies)
     params: dict[str, list[PlacedParam]] = {}
     tensors: dict[str, tuple[Axes, ...]] = {}
-    for content, k in chosen:
+    for node, k in zip(problem.nodes, choice, strict=True):
+        content = node.content
         if isinstance(content, ParamNode):
             placed = naming.param(content.op, content.param, content.layouts[k], int(content.zero[k]))
             params.setdefault(content.op.name, []).append(placed)

@@ -19,9 +19,10 @@ from numpy.typing import ArrayLike, NDArray
 from autoplan.cluster import Axis, Cluster, Mesh, load
 from autoplan.cluster.mesh import divisors
 from autoplan.cost.model import CostModel, Group
+from autoplan.export.placement import strategies_of
 from autoplan.intraop.layer_problem import LayerProblem, LayoutNode, ParamNode, layer_problem
 from autoplan.intraop.pricing import Setting
-from autoplan.intraop.strategies import OpStrategies
+from autoplan.intraop.strategies import NONE, OpStrategies
 from autoplan.intraop.terms import Term
 from autoplan.judge.hlo import Sent, wire_bytes
 from autoplan.model import ops
@@ -175,9 +176,6 @@ def predicted(layer: LayerClass, setting: Callable[[BytePrices], Setting], choic
 
 def flops(problem: LayerProblem, choice: Sequence[int]) -> float:
     """Return the FLOPs of one device, forward and backward: twice as many backward as forward."""
-    total = 0.0
-    for node, k in zip(problem.nodes, choice, strict=True):
-        if isinstance(node.content, OpStrategies):
-            local = {name: int(size[k]) for name, size in node.content.local.items()}
-            total += 3.0 * ops.flops(node.content.op, local)
-    return total
+    shape, sizes = np.array(problem.setting.mesh.shape), problem.setting.sizes
+    return sum(3.0 * ops.flops(chosen.op, sizes(chosen.op)) / float(shape[chosen.assign[k] != NONE].prod())
+               for chosen, k in strategies_of(problem, choice))

@@ -14,10 +14,9 @@ from typing import Any, Literal
 import numpy as np
 
 from autoplan.errors import InputError
-from autoplan.export.placement import PlacedLayer, Program, place
+from autoplan.export.placement import Naming, PlacedLayer, Program, place, strategies_of
 from autoplan.export.planned import PlannedLayer, PlannedStage
 from autoplan.intraop.layer_problem import LayerProblem, layer_problem
-from autoplan.intraop.strategies import OpStrategies
 from autoplan.intraop.terms import Term
 from autoplan.judge.hlo import Sent
 from autoplan.judge.known import habit
@@ -178,22 +177,23 @@ def _judged(stage: PlannedStage, optimizer: str) -> list[_Judged]:
     """
     setting = partial(byte_setting, flat_mesh(stage.shape, stage.names), stage.micro_batch, stage.seq_len, optimizer)
     boundary: tuple[int, ...] | None = None
-    found: dict[str, _Judged] = {}
+    chosen: dict[str, tuple[LayerProblem, list[int], tuple[int, ...]]] = {}
     for planned in sorted(stage.layers, key=lambda one: one.layer.input is None or one.layer.output is None):
         zero = tuple(sorted(set(planned.zero.values()) or {0}))
         problem = layer_problem(planned.layer, setting(BytePrices()), zero=zero)
         assert problem is not None
         choice = find_choice(problem, planned.assign, planned.zero, boundary)
         boundary = boundary or problem.boundary(choice)
-        placed = place(problem, choice)
+        chosen[planned.layer.name] = (problem, choice, zero)
+    naming = Naming.of(stage.names, stage.shape, [
+        one for problem, choice, _ in chosen.values() for one in strategies_of(problem, choice)])
+    judged = []
+    for planned in stage.layers:
+        problem, choice, zero = chosen[planned.layer.name]
+        placed = place(problem, choice, naming)
         terms = problem.terms(np.array(choice, np.int16))
         held = float(terms[[Term.WEIGHTS, Term.STATES]].sum()) + ELEMENT_BYTES * placed.local_elements
         figures = Figures(predicted(planned.layer, setting, choice, zero), held, flops(problem, choice))
-        found[planned.layer.name] = _Judged(planned, placed, figures, _habits(problem, choice, max(zero)))
-    return [found[planned.layer.name] for planned in stage.layers]
-
-
-def _habits(problem: LayerProblem, choice: Sequence[int], zero: int) -> tuple[str, ...]:
-    found = (habit(node.content, k, problem.setting.mesh.shape, zero)
-             for node, k in zip(problem.nodes, choice, strict=True) if isinstance(node.content, OpStrategies))
-    return tuple(one for one in found if one is not None)
+        habits = (habit(one, k, stage.shape, max(zero)) for one, k in strategies_of(problem, choice))
+        judged.append(_Judged(planned, placed, figures, tuple(what for what in habits if what is not None)))
+    return judged

@@ -89,6 +89,21 @@ def test_the_table_names_layers_and_says_what_was_judged(run: Callable[..., tupl
     assert "equal the unsharded ones" in out
 
 
+def test_what_xla_is_known_for_is_said(run: Callable[..., tuple[int, str, str]], plan: Callable[..., str],
+                                       model: str) -> None:
+    """Four key and value heads on eight devices: all layers share a mesh whose axis is split; figures differ."""
+    pytest.importorskip("jax")
+    code, out, err = run("verify", plan(8, tp=8), "--model", model, "--json")
+    assert code == 0, err
+    result = json.loads(out)
+    assert result["loss_matches"] is True
+    assert result["max_relative_error"] > 0.01
+    assert any("key and value heads on several devices" in note for note in result["notes"])
+    sent = by_key(result["collectives"])
+    (ours, theirs), = [row for key, row in sent.items() if key[1:] == ("layer", "all_reduce", 8)]
+    assert ours == pytest.approx(theirs)
+
+
 def test_sharded_results_that_differ_are_an_error(run: Callable[..., tuple[int, str, str]], plan: Callable[..., str],
                                                   model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("jax")
