@@ -261,7 +261,8 @@ class _Builder:
             assert boundary_in is not None
             node = self._carried(next(one for one in self.layer.carried if one.tensor == tensor), boundary_in)
         else:
-            kept = any(self._work(op).keeps_inputs for op, _ in readers)
+            held = producer is not None and self._work(producer).keeps_output
+            kept = not held and any(self._work(op).keeps_inputs for op, _ in readers)
             through = producer.attr("function") == "pass"  # the same bytes as the tensor that it passes on
             states = _allowed(producer.output, heavy)
             node = self._layout_node(producer.output, states, Term.SAVED if kept and not through else None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from autoplan.model.graph import KV_SEQ, SEQ, UNSPLIT, Op
 from autoplan.model.ops.work import Counts, Numerics, Sizes, Stream, StreamKind, Work, volume
 
+BY_OUTPUT = ("relu", "sigmoid", "tanh")  # functions whose backward pass needs their output alone
 LINEAR = ("add", "rotary", "position", "pass", "pool")  # functions whose backward pass needs none of their inputs
 
 
@@ -51,7 +52,8 @@ def work(op: Op, sizes: Sizes, numerics: Numerics) -> Work:
     return Work(
         forward=(Stream(each * (inputs + 1) + mask, kind),),
         backward=(Stream(moved_back, kind),),
-        keeps_inputs=not linear,
+        keeps_inputs=not linear and op.attr("function") not in BY_OUTPUT,
+        keeps_output=op.attr("function") in BY_OUTPUT,
         extra_saved=mask,
         workspace=each * (inputs + 1),
     )
