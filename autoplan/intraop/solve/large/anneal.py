@@ -25,11 +25,12 @@ COST, OVER, BEST, STAMP = 0, 1, 2, 3  # indices of `state`: cost and overfill of
 
 
 @kernel
-def anneal(model: Model, work: Scratch, rng: Generator, choice: Ints, room: FloatArray, price: FloatArray, best: Ints,
-           state: FloatArray, temperature: float, most: int, budget: int) -> int:
+def anneal(model: Model, work: Scratch, rng: Generator, choice: Ints, room: FloatArray, price: FloatArray,
+           worth: FloatArray, best: Ints, state: FloatArray, temperature: float, most: int, budget: int) -> int:
     """Make moves on `choice` until about `budget` entries were looked at; `best` keeps the best that fits.
 
-    price [T]: seconds a byte. Returns the number of moves made.
+    price [T]: seconds a byte, where a forest could overfill memory. worth [T + 1]: the sum of what a byte left free at
+    all earlier times is worth, in seconds. Returns the number of moves made.
     """
     moves = 0
     while budget > 0:
@@ -37,7 +38,7 @@ def anneal(model: Model, work: Scratch, rng: Generator, choice: Ints, room: Floa
         state[3] += 1.0
         count = pick_ball(model, work, rng, most, int(state[3]))
         size = pick_forest(model, work, rng, count)
-        budget -= move(model, work, rng, choice, room, price, state, temperature, size)
+        budget -= move(model, work, rng, choice, room, price, worth, state, temperature, size)
         for k in range(size):
             work.place[work.forest[k]] = -1
         if state[1] <= 0.0 and state[0] < state[2]:
@@ -62,21 +63,21 @@ def pick_ball(model: Model, work: Scratch, rng: Generator, most: int, stamp: int
 
 @part
 def move(model: Model, work: Scratch, rng: Generator, choice: Ints, room: FloatArray, price: FloatArray,
-         state: FloatArray, temperature: float, size: int) -> int:
+         worth: FloatArray, state: FloatArray, temperature: float, size: int) -> int:
     """Choose the forest's strategies anew, at the least price factor that fits. Returns the entries looked at."""
     hang_trees(model, work, size)
-    fix_surroundings(model, work, choice, size)
+    fix_surroundings(model, work, choice, worth, size)
     begin, end, binding = free_memory(model, work, choice, room, price, size)
     old = work.best
     for k in range(size):
         old[k] = choice[work.forest[k]]
-    before = forest_cost(model, work, old, size)
+    before, lean_before = forest_cost(model, work, old, size)
     over_before = overfill(model, work, old, size, begin, end)
-    target = 0.7 * over_before
+    target = 0.98 * over_before
     round_cost = 8 * work.value_at[size] + end - begin + 64
     spent = 2 * round_cost
     low, high, found, tries = 0.0, 0.0, False, 0
-    after = np.inf
+    after = lean_after = np.inf
     over_after = 0.0
     while tries < 12:
         factor = high if not found else (high * 0.25 if low == 0.0 else (low * high) ** 0.5)
@@ -85,9 +86,9 @@ def move(model: Model, work: Scratch, rng: Generator, choice: Ints, room: FloatA
         cheapest(model, work, size, factor)
         over = overfill(model, work, work.trial, size, begin, end)
         if over <= target:
-            cost = forest_cost(model, work, work.trial, size)
-            if cost < after:
-                after, over_after = cost, over
+            cost, lean = forest_cost(model, work, work.trial, size)
+            if cost + lean < after + lean_after:
+                after, lean_after, over_after = cost, lean, over
                 for k in range(size):
                     work.group[k] = work.trial[k]
             if factor == 0.0:
@@ -105,7 +106,7 @@ def move(model: Model, work: Scratch, rng: Generator, choice: Ints, room: FloatA
                 break
     if after == np.inf:
         return spent
-    gain = after - before
+    gain = after + lean_after - before - lean_before
     if over_before <= 0.0 and gain > 0.0 and not rng.random() < np.exp(-gain / temperature):
         return spent
     same = True
@@ -121,6 +122,6 @@ def move(model: Model, work: Scratch, rng: Generator, choice: Ints, room: FloatA
         room[t] = work.local[t] - used
     for k in range(size):
         choice[work.forest[k]] = work.group[k]
-    state[0] += gain
+    state[0] += after - before
     state[1] += over_after - over_before
     return spent

@@ -16,15 +16,18 @@ from autoplan.intraop.solve.large.reduce import Reduced, reduce_core
 from autoplan.intraop.solve.large.relax import relax
 from autoplan.intraop.solve.large.search import Bound, Found, search
 
-_SEARCH_SHARE, _SEARCH_S = 0.1, 4.0
+_SEARCH_SHARE, _SEARCH_S, _SEARCH_S_A_PAIR = 0.1, 0.05, 5e-5  # how long the first search may take
+_LONG_SHARE = 0.3  # the same where the first found nothing
+_ROUNDING = 1e-12  # a bound this close to the cost, relatively, is equal to it
 _ROUNDS = 400
 _CLOSE, _REACH = 0.005, 0.12  # relative gap that needs no target; where in the gap the target lies
 
 
-def prove(core: Core, number: int, deadline: float, found: Found, bound: Bound) -> None:
+def prove(core: Core, number: int, deadline: float, found: Found, bound: Bound) -> bool:
     """Find a core's optimum and prove it, as far as the monotonic clock's `deadline` allows.
 
-    The arguments are those of `search`. An optimum's cost is told as the bound, too; where nothing fits, inf.
+    The arguments are those of `search`. An optimum's cost is told as the bound, too; where nothing fits, inf. Returns
+    whether either is proven.
 
     While the best known cost is far from the bound, a target between them prunes in its place: either a choice that
     costs no more turns up, which is the optimum then, or the target is a bound.
@@ -44,7 +47,10 @@ def prove(core: Core, number: int, deadline: float, found: Found, bound: Bound) 
             bound(seconds)
 
     begin = time.monotonic()
-    search(core, number, begin + min(_SEARCH_S, _SEARCH_SHARE * (deadline - begin)), both, raised)
+    brief = min(_SEARCH_SHARE * (deadline - begin), _SEARCH_S + _SEARCH_S_A_PAIR * core.edge_cost.size)
+    search(core, number, begin + brief, both, raised)
+    if known == math.inf:
+        search(core, number, begin + _LONG_SHARE * (deadline - begin), both, raised)
     sure, reach = False, _REACH
     while low < known or not sure:
         sure = reach >= 1.0 or known == math.inf or known - low <= _CLOSE * abs(known)
@@ -60,7 +66,8 @@ def prove(core: Core, number: int, deadline: float, found: Found, bound: Bound) 
             both(full, core.cost(full))
         raised(min(outcome.bound, target))
         if time.monotonic() > deadline or (sure and low < known):
-            return
+            break
+    return low >= known - _ROUNDING * abs(known)
 
 
 def _pruned(core: Core, cost: float, deadline: float, bound: Bound) -> Reduced | None:

@@ -32,11 +32,10 @@ class Scratch(NamedTuple):
     parent_arc: Ints
     order: Ints
     value_at: Ints
-    back_at: Ints
     base: FloatArray
+    lean: FloatArray
     weight: FloatArray
     value: FloatArray
-    back: Ints
     trial: Ints
     best: Ints
     change: FloatArray
@@ -53,8 +52,8 @@ def scratch(model: Model, most: int) -> Scratch:
         return np.zeros(count, np.int64)
 
     return Scratch(np.full(n, -1), ints(most), ints(n), ints(most), ints(most), ints(most), ints(most), ints(most),
-                   ints(most + 1), ints(most), np.zeros(most * widest), np.zeros(most * widest),
-                   np.zeros(most * widest), ints(most * widest), ints(most), ints(most), np.zeros(times),
+                   ints(most + 1), np.zeros(most * widest), np.zeros(most * widest),
+                   np.zeros(most * widest), np.zeros(most * widest), ints(most), ints(most), np.zeros(times),
                    np.zeros(times), np.zeros(times), np.zeros(times))
 
 
@@ -156,15 +155,23 @@ def hang_trees(model: Model, work: Scratch, size: int) -> None:
 
 
 @part
-def fix_surroundings(model: Model, work: Scratch, choice: Ints, size: int) -> None:
-    """Set `base`: a freed node's costs, with the edges to nodes that stay."""
-    at = back = 0
+def fix_surroundings(model: Model, work: Scratch, choice: Ints, worth: FloatArray, size: int) -> None:
+    """Set `base`: a freed node's costs, with the edges to nodes that stay; and `lean`: what its memory is worth.
+
+    worth [T + 1]: the sum of what a byte is worth at all earlier times.
+    """
+    at = 0
     for k in range(size):
         node = work.forest[k]
         wide = model.size[node]
-        work.value_at[k], work.back_at[k] = at, back
+        work.value_at[k] = at
         for s in range(wide):
             work.base[at + s] = model.node_cost[model.node_at[node] + s]
+            work.lean[at + s] = 0.0
+        for i in range(model.seg_of[node], model.seg_of[node + 1]):
+            price = worth[model.seg_high[i]] - worth[model.seg_low[i]]
+            for s in range(wide):
+                work.lean[at + s] += price * model.usage[model.seg_at[i] + s]
         for a in range(model.arc_at[node], model.arc_at[node + 1]):
             other = model.arc_to[a]
             if work.place[other] < 0:
@@ -172,8 +179,6 @@ def fix_surroundings(model: Model, work: Scratch, choice: Ints, size: int) -> No
                 for s in range(wide):
                     work.base[at + s] += model.arc_cost[row + s]
         at += wide
-        if work.parent[k] >= 0:
-            back += model.size[work.forest[work.parent[k]]]
     work.value_at[size] = at
 
 
@@ -237,47 +242,47 @@ def free_memory(model: Model, work: Scratch, choice: Ints, room: FloatArray, pri
 def cheapest(model: Model, work: Scratch, size: int, factor: float) -> None:
     """Set `trial` to the cheapest strategies of the forest when memory costs `factor` times its prices."""
     for j in range(work.value_at[size]):
-        work.value[j] = work.base[j] + factor * work.weight[j]
+        work.value[j] = work.base[j] + work.lean[j] + factor * work.weight[j]
     for i in range(size - 1, -1, -1):
         k = work.order[i]
         p = work.parent[k]
         if p < 0:
             continue
         at, wide = work.value_at[k], model.size[work.forest[k]]
-        up, back = work.value_at[p], work.back_at[k]
+        up = work.value_at[p]
         row = model.arc_cost_at[work.parent_arc[k]]
         for t in range(model.size[work.forest[p]]):
-            best, chosen = np.inf, 0
+            best = np.inf
             for s in range(wide):
-                value = work.value[at + s] + model.arc_cost[row + s]
-                if value < best:
-                    best, chosen = value, s
+                best = min(best, work.value[at + s] + model.arc_cost[row + s])
             row += wide
             work.value[up + t] += best
-            work.back[back + t] = chosen
     for i in range(size):
         k = work.order[i]
-        if work.parent[k] >= 0:
-            work.trial[k] = work.back[work.back_at[k] + work.trial[work.parent[k]]]
-        else:
-            at, chosen = work.value_at[k], 0
-            for s in range(model.size[work.forest[k]]):
-                if work.value[at + s] < work.value[at + chosen]:
-                    chosen = s
-            work.trial[k] = chosen
+        at, wide, p = work.value_at[k], model.size[work.forest[k]], work.parent[k]
+        row = model.arc_cost_at[work.parent_arc[k]] + work.trial[p] * wide if p >= 0 else 0
+        best, chosen = np.inf, 0
+        for s in range(wide):
+            value = work.value[at + s]
+            if p >= 0:
+                value += model.arc_cost[row + s]
+            if value < best:
+                best, chosen = value, s
+        work.trial[k] = chosen
 
 
 @part
-def forest_cost(model: Model, work: Scratch, pick: Ints, size: int) -> float:
-    """Return the cost of the forest's nodes and all their edges under `pick`."""
-    total = 0.0
+def forest_cost(model: Model, work: Scratch, pick: Ints, size: int) -> tuple[float, float]:
+    """Return what the forest's nodes and all their edges cost under `pick`, and what their memory is worth."""
+    total = lean = 0.0
     for k in range(size):
+        lean += work.lean[work.value_at[k] + pick[k]]
         total += work.base[work.value_at[k] + pick[k]]
         p = work.parent[k]
         if p >= 0:
             wide = model.size[work.forest[k]]
             total += model.arc_cost[model.arc_cost_at[work.parent_arc[k]] + pick[p] * wide + pick[k]]
-    return total
+    return total, lean
 
 
 @part

@@ -7,6 +7,8 @@ from typing import Any, TypeVar, cast
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+_NO_NAN = {"nnan", "nsz"}  # no kernel makes NaN: minima may be vectorised
+
 try:
     import numba
 
@@ -28,5 +30,6 @@ def part(function: Function) -> Function:
 def _compiled(function: Function, **options: bool) -> Function:
     if not HAVE_NUMBA:
         return function
-    compiled: Any = numba.njit(cache=True, error_model="numpy", **options)(function)
+    njit: Any = numba.njit
+    compiled: Any = njit(cache=True, error_model="numpy", fastmath=_NO_NAN, **options)(function)
     return cast(Function, compiled)

@@ -84,9 +84,7 @@ def send(model: Model, belief: FloatArray, message: FloatArray, node: int, forwa
             best = np.inf
             row = cost_at + t * size
             for s in range(size):
-                value = part[s] + model.arc_cost[row + s]
-                if value < best:
-                    best = value
+                best = min(best, part[s] + model.arc_cost[row + s])
             message[out + t] = best
             if best < lowest:
                 lowest = best

@@ -15,8 +15,8 @@ class Model(NamedTuple):
     """size, node_at [N]: strategies of a node and where they begin in node_cost. arc_at [N + 1]: the arcs of a node,
     each edge being two; arc_to: the other node; arc_back: the same edge's arc from there; arc_cost_at: where its costs
     begin in arc_cost, laid out [strategy of arc_to, own strategy]; arc_message_at: where a vector over own strategies
-    would begin if all arcs had one. seg_of [N + 1]: the memory segments of a node; seg_low, seg_high: low ≤ t < high; seg_at:
-    where its bytes by strategy begin in usage. slack [T]: the limits.
+    would begin if all arcs had one. seg_of [N + 1]: the memory segments of a node; seg_low, seg_high: low ≤ t <
+    high; seg_at: where its bytes by strategy begin in usage. slack [T]: the limits.
     """
 
     size: Ints

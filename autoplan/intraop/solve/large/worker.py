@@ -15,6 +15,8 @@ from typing import Any, BinaryIO
 
 from autoplan.intraop.solve.large.core import Core, Ints
 
+_EXACT_SHARE = 0.7  # of the time for a proof, before the search goes on
+
 
 @dataclass(frozen=True, eq=False)
 class Task:
@@ -28,7 +30,7 @@ class Task:
 
 def run(task: Task, out: BinaryIO) -> None:
     """Work on the task and write messages to `out`."""
-    deadline = time.monotonic() + task.seconds
+    begin, proven = time.monotonic(), False
 
     def tell(*message: Any) -> None:
         pickle.dump(message, out, protocol=pickle.HIGHEST_PROTOCOL)
@@ -43,11 +45,11 @@ def run(task: Task, out: BinaryIO) -> None:
     if task.kind == "exact":
         from autoplan.intraop.solve.large.exact import prove
 
-        prove(task.core, task.number, deadline, found, bound)
-    else:
+        proven = prove(task.core, task.number, begin + _EXACT_SHARE * task.seconds, found, bound)
+    if not proven:
         from autoplan.intraop.solve.large.search import search
 
-        search(task.core, task.number, deadline, found, bound)
+        search(task.core, task.number, begin + task.seconds, found, bound)
     tell("done")
 
 
