@@ -15,8 +15,8 @@ import click
 from autoplan.errors import AutoplanError, InputError, NoPlanError
 from autoplan.version import __version__
 
-COMMANDS = ("plan", "estimate", "explain", "simulate", "check", "export", "verify", "calibrate", "models", "clusters",
-            "schema")
+COMMANDS = ("plan", "estimate", "explain", "simulate", "check", "export", "verify", "calibrate", "solve", "models",
+            "clusters", "schema")
 INTERNAL_ERROR, SIGNAL, INTERRUPTED, BROKEN_PIPE = 70, 128, 130, 141
 
 
