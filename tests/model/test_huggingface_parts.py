@@ -70,8 +70,17 @@ def test_features_of_an_unknown_type(change: dict[str, Any], as_type: dict[str, 
     assert says in str(graph.facts["assumed"])
 
 
+def test_experts_and_windows_of_an_unknown_type() -> None:
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    graph = read({**USUAL, **EXPERTS, "layer_types": kinds, "sliding_window": 64, "num_nextn_predict_layers": 1})
+    assert [graph.layer(index).name for index in (1, 2, 3)] == ["sliding_dense", "full_moe", "sliding_moe"]
+    assert "num_nextn_predict_layers" in str(graph.facts["left_out"])
+
+
 @pytest.mark.parametrize(("change", "key"), [
     ({"mamba_d_state": 16}, "mamba_d_state"), ({"block_configs": [{}]}, "block_configs"),
+    ({"decoder_sparse_step": 2}, "decoder_sparse_step"), ({"mlp_only_layers": [1]}, "mlp_only_layers"),
+    ({"layer_types": ["sliding_attention"] * 3}, "sliding_window"),
     ({"linear_num_key_heads": 4}, "linear_num_key_heads"), ({"conv_kernel": 4}, "conv_kernel"),
     ({"hidden_size": None}, "model_type"), ({"vocab_size": None}, "model_type"),
     ({"architectures": ["NewcomerForTokenClassification"]}, "architectures"),

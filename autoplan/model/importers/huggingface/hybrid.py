@@ -199,8 +199,8 @@ def qwen3_next(keys: Keys) -> Fields:
     axis: Axis = [("full", {"mixer": "attention"}) if name == FULL else ("linear", {"mixer": "gated_delta"})
                   for name in kinds]
     experts = "moe" in kind or "next" in kind
-    fields = modern(keys, kv_heads=4 if not experts else 2, head_dim=256, ffn=not experts or keys.has(
-        "intermediate_size"))
+    dense = not experts or keys.has("intermediate_size")
+    fields = modern(keys, kv_heads=2 if experts else 4, head_dim=256, ffn=dense)
     moe = None
     if experts:
         shared = keys.size("shared_expert_intermediate_size", absent=512)
@@ -228,8 +228,8 @@ def minimax(keys: Keys) -> Fields:
     kinds = ([FULL if mark else LINEAR for mark in marks] if marks is not None else
              layer_types(keys, layers, every(2, LINEAR, FULL), (FULL, LINEAR)))
     fields = modern(keys, kv_heads=8, ffn=False)
-    heads, width = keys.size("num_attention_heads"), fields["head_dim"] or keys.size("hidden_size") // keys.size(
-        "num_attention_heads")
+    heads = keys.size("num_attention_heads")
+    width = fields["head_dim"] or keys.size("hidden_size") // heads
     axis: Axis = [("full", {"mixer": "attention"}) if kind == FULL else ("lightning", {"mixer": "lightning"})
                   for kind in kinds]
     moe = mixture(keys, keys.size("intermediate_size"), absent=8, top_k_absent=2)
@@ -264,12 +264,11 @@ def decilm(keys: Keys) -> Fields:
 
 def _searched(keys: Keys, index: int, block: object, hidden: int, heads: int) -> tuple[str, Fields]:
     """Return one block of a search: attention with grouped heads or none, and an MLP of some width or none."""
-    one = Keys({"block": block}, keys.where, path=f"block_configs.{index}.", notes=keys.notes).nested("block")
+    one = Keys({str(index): block}, keys.where, path="block_configs.", notes=keys.notes).nested(str(index))
     attention, mlp = one.nested("attention"), one.nested("ffn")
     names, fields = [], Fields()
-    for key in ("replace_with_linear",):
-        for part in (attention, mlp):
-            unsupported(part, key, "a linear layer in the place of a part")
+    for part in (attention, mlp):
+        unsupported(part, "replace_with_linear", "a linear layer in the place of a part")
     unsupported(attention, "num_sink_tokens", "attention to the first tokens and a window")
     if attention.flag("no_op", default=False):
         fields["mixer"] = "none"

@@ -1,7 +1,7 @@
 """Dense decoders that descend from Llama: RMSNorm before each part, rotary positions, gated MLPs; or nearly so.
 
 Each reader's defaults are those of the class that transformers 5 has for the model type, or of the published code that
-comes with the checkpoints (Baichuan, InternLM, MiniCPM, Phi-3-small, Qwen 1), recalled.
+comes with the checkpoints (Baichuan, ChatGLM, InternLM, MiniCPM, Phi-3-small, Qwen 1), recalled.
 """
 
 from __future__ import annotations
