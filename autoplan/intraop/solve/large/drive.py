@@ -25,6 +25,7 @@ Message = tuple[Any, ...]
 
 _EXACT_PAIRS, _MAYBE_PAIRS = 150_000, 600_000  # edge entries of cores to prove first; to prove beside a search
 _DEFAULT_S = 60.0
+_LAST_STEPS_S = 1.0  # left to end the workers and to price the choice
 _ROUNDING = 1e-12  # a bound this close to the cost, relatively, is equal to it
 _COMMAND = (sys.executable, "-c", "from autoplan.intraop.solve.large.worker import main; main()")
 
@@ -38,7 +39,7 @@ def solve_arrays(arrays: ProblemArrays, time_limit: float | None = None, seed: i
     """
     begin = time.monotonic()
     limit = _DEFAULT_S if time_limit is None else time_limit
-    deadline = begin + limit - min(0.4, 0.02 * limit)
+    deadline = begin + limit - min(0.1 * limit, _LAST_STEPS_S)
     reduced = reduce_problem(arrays, begin + 0.4 * limit)
     if isinstance(reduced, Conflict):
         nothing = solution(arrays, None, "infeasible", "large", seconds=time.monotonic() - begin)

@@ -17,7 +17,7 @@ from autoplan.intraop.solve.large.prices import priced
 from autoplan.intraop.solve.large.relax import Relaxed, dearest, finite, relax
 
 _SLICE_S = 0.2
-_RELAX_SHARE, _ROUNDS = 0.1, 1000
+_RELAX_SHARE, _ROUNDS = 0.13, 1500
 _RAISES, _SWEEPS = (1.0, 1.5, 2.0, 3.0, 5.0, 9.0, 20.0, 100.0), 200
 _TRIAL_SWEEPS = 40  # after so many sweeps without a rounding that fits prices are raised
 _NODES_A_MOVE = 60
