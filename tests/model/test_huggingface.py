@@ -32,7 +32,7 @@ SIZES = {
     "qwen3.5-27b-hybrid": (27_356_728_560, None), "deepseek-v2-lite": (15_706_484_224, 15.706),
     "deepseek-v3": (671_026_419_200, 671.026), "kimi-k2-instruct": (1_026_408_232_448, 1026.0),
     "minicpm3-4b-mla": (4_073_875_968, 4.07), "gemma-2-2b": (2_614_341_888, 2.614),
-    "gemma-3-text-ome": (999_885_952, 1.0), "gemma-4-26b-a4b": (25_232_800_000, None),
+    "gemma-3-text-ome": (999_885_952, 1.0), "gemma-4-26b-a4b": (25_781_999_152, None),
     "phi-3-small-8k": (7_392_272_384, 7.392), "phi-3.5-moe": (41_873_153_344, 41.873), "phi-4": (14_659_507_200, 14.66),
     "gpt-oss-20b": (20_914_757_184, 20.915), "nemotron-h-56b-hybrid-mamba": (56_324_350_464, None),
     "minimax-m2.5": (228_689_764_864, None), "glm-4-9b-chatglm-format": (9_399_951_360, 9.4),
@@ -50,12 +50,12 @@ SIZES = {
 # What a token passes through in models with experts, in billions; gpt-oss's card counts 3.61, without the embedding.
 ACTIVE = {
     "llama-4-maverick-17b-128e": 17.185, "qwen3-30b-a3b": 3.353, "qwen3-235b-a22b": 22.191, "deepseek-v2-lite": 2.661,
-    "deepseek-v3": 37.552, "kimi-k2-instruct": 32.862, "gemma-4-26b-a4b": 3.822, "phi-3.5-moe": 6.641,
+    "deepseek-v3": 37.552, "kimi-k2-instruct": 32.862, "gemma-4-26b-a4b": 4.371, "phi-3.5-moe": 6.641,
     "gpt-oss-20b": 3.608 + 0.579, "minimax-m2.5": 11.031,
 }
 # What is in the file and not in the graph.
 LEFT_OUT = {
-    "llama-4-maverick-17b-128e": "no vision_config", "gemma-4-26b-a4b": "vision tower .* 411 million",
+    "llama-4-maverick-17b-128e": "no vision_config", "gemma-4-26b-a4b": "norms .* tables of positions .23,592,960",
     "qwen2-audio-nested": "audio tower .* 629 million",
 }
 REFUSED = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from autoplan.model.importers.huggingface.common import ALL_BIASES, Fields, depth
+from autoplan.model.importers.huggingface.common import ALL_BIASES, Fields, depth, groups
 from autoplan.model.importers.keys import Keys
 
 PARTS = ("vision_config", "audio_config")
@@ -55,6 +55,8 @@ _CLASS_SIZES: Mapping[str, Mapping[str, int]] = {
                "intermediate_size": 5120, "image_size": 448, "patch_size": 14},
     "mllama_text_model": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 40,
                           "num_attention_heads": 32, "vocab_size": 128256},
+    "gemma4_vision": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 16, "patch_size": 16,
+                      "num_attention_heads": 12},
     "qwen2_vl": {"embed_dim": 1280, "depth": 32, "num_heads": 16, "patch_size": 14},
     "qwen2_5_vl": {"hidden_size": 3584, "depth": 32, "num_heads": 16, "intermediate_size": 3420, "patch_size": 14},
     "qwen3_vl": {"hidden_size": 1152, "depth": 27, "num_heads": 16, "intermediate_size": 4304, "patch_size": 16},
@@ -116,7 +118,7 @@ def _left_out(keys: Keys, key: str, what: str) -> None:
         keys.leave_out(f"{what} ({key})")
         return
     ffn = first("intermediate_size", "encoder_ffn_dim") or (first("mlp_ratio") or 4) * width
-    inner = 3 if part.data.get("hidden_act") == "silu" else 2
+    inner = 3 if part.data.get("hidden_act") == "silu" or part.data.get("model_type") == "pixtral" else 2  # gated
     size = layers * (4 * width**2 + inner * width * ffn)
     keys.leave_out(f"{what}, about {size / 1e6:,.0f} million parameters ({key})")
 
@@ -203,6 +205,22 @@ def _gemma3(keys: Keys) -> Fields:
     return {**tower, "pool": tokens // out, "projector": "linear", "projector_bias": False, "projector_norm": True}
 
 
+def _gemma4(keys: Keys) -> Fields:
+    """Gemma 4: Gemma's own layers on patches, of which nine are averaged to a token."""
+    part = keys.nested("vision_config", defaults=_CLASS_SIZES["gemma4_vision"])
+    hidden, heads, patch = part.size("hidden_size"), part.size("num_attention_heads"), part.size("patch_size")
+    pool = part.size("pooling_kernel_size", absent=3)
+    image = 16 * pool * patch
+    keys.assume(f"images of {image} × {image} pixels, one a sequence (the vision tower takes any size)")
+    rows = part.size("position_embedding_size", absent=10240)
+    keys.leave_out(f"the vision tower's tables of positions ({2 * rows * hidden:,} parameters)")
+    return {"layers": depth(part, "num_hidden_layers"), "hidden": hidden, "heads": heads,
+            "kv_heads": groups(part, "num_key_value_heads", heads, 12), "head_dim": part.size("head_dim", absent=64),
+            "ffn": part.size("intermediate_size"), "gated": True, "norms": "sandwich", "qk_norm": True,
+            "patches": {"image": image, "patch": patch, "bias": False}, "final_norm": False, "pool": pool**2,
+            "projector": "linear", "projector_bias": False}
+
+
 def _paligemma(keys: Keys) -> Fields:
     """PaliGemma: SigLIP and one projection."""
     return {**_image_tower(keys)[1], "projector": "linear"}
@@ -256,7 +274,7 @@ def _merging(keys: Keys, part: Keys, hidden: int, image: int, *, bias: bool = Fa
 
 _TOWERS: Mapping[str, Callable[[Keys], Fields]] = {
     "llava": _llava, "llava_next": _llava_tiles, "llava_onevision": _llava_tiles, "mllama": _mllama,
-    "gemma3": _gemma3, "paligemma": _paligemma, "qwen2_vl": _qwen2_vl,
+    "gemma3": _gemma3, "gemma4": _gemma4, "paligemma": _paligemma, "qwen2_vl": _qwen2_vl,
     "qwen2_5_vl": _qwen25_vl, "qwen3_vl": _qwen3_vl, "qwen3_vl_moe": _qwen3_vl, "qwen3_5": _qwen3_vl,
     "qwen3_5_moe": _qwen3_vl,
 }
