@@ -97,7 +97,7 @@ def test_what_a_plan_says_of_its_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({
         **config("qwen2-audio-nested"), "text_config": {**USUAL, "model_type": "qwen2"},
         "quantization_config": {"quant_method": "awq", "bits": 4}}))
-    plan = autoplan.plan(autoplan.load_model(tmp_path), autoplan.load_cluster("dgx-a100-80gb:8"), seq_len=256,
+    plan = autoplan.plan(autoplan.load_model(tmp_path), autoplan.load_cluster("dgx-a100-80gb:1"), seq_len=256,
                          global_batch_size=8)
     assert any("assumed of the model: " in note and "(awq)" in note for note in plan.notes)
     assert any("not in the model as read: the audio tower" in note and "629 million" in note for note in plan.notes)
