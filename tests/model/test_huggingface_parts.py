@@ -162,6 +162,13 @@ def test_a_tower_of_an_unknown_kind_is_left_out_and_counted() -> None:
         read({**config("llava-1.5-7b-hf-nested"), "vision_config": {"model_type": "pixtral"}})
 
 
+def test_a_part_of_a_type_that_the_graph_can_not_express_is_refused() -> None:
+    rwkv = {**USUAL, "model_type": "rwkv"}
+    for data in (rwkv, {"model_type": "llava", "text_config": rwkv}):
+        with pytest.raises(InputError, match=r"model_type: this type of model isn't supported: RWKV"):
+            read(data)
+
+
 def test_gemma_3_averages_its_patches() -> None:
     tower = {"model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304, "image_size": 896,
              "num_hidden_layers": 27, "num_attention_heads": 16, "patch_size": 14}

@@ -54,9 +54,8 @@ def read(path: Path, name: str) -> TransformerSpec:
 def from_keys(keys: Keys, name: str) -> TransformerSpec:
     """Turn the keys of a `config.json` into a spec; see `read`."""
     model_type = _model_type(keys)
-    if model_type in REFUSED:
-        raise keys.error(f"this type of model isn't supported: {REFUSED[model_type]}", "model_type")
     keys = keys.typed(model_type)
+    _refuse(keys, model_type)
     if model_type in MULTIMODAL or (model_type not in FAMILIES and keys.has("text_config")):
         fields = multimodal(keys, model_type, _text)
     else:
@@ -72,6 +71,7 @@ def from_keys(keys: Keys, name: str) -> TransformerSpec:
 
 def _text(keys: Keys, model_type: str) -> Fields:
     """Return the fields of a model of text alone, or of the part of a model that is."""
+    _refuse(keys, model_type)
     family = FAMILIES.get(model_type) or Family(usual, experts=True)
     _check(keys, family)
     fields = family.read(keys)
@@ -79,6 +79,12 @@ def _text(keys: Keys, model_type: str) -> Fields:
     if kinds and not any(fields.get(key) for key in ("pattern", "window", "mixer")):
         raise keys.error("this type of model has no layers of these kinds", "layer_types", FULL)
     return {**fields, **(_head(keys) if family.decoder else {})}
+
+
+def _refuse(keys: Keys, model_type: str) -> None:
+    """Raise InputError if the graph can't express models of this type."""
+    if model_type in REFUSED:
+        raise keys.error(f"this type of model isn't supported: {REFUSED[model_type]}", "model_type")
 
 
 def _model_type(keys: Keys) -> str:
