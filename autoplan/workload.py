@@ -37,8 +37,8 @@ class Precision(StrEnum):
 
 
 class Attention(StrEnum):
-    """The kernel of attention: fused (FlashAttention, of the newest, second or first generation), or one that writes all
-    scores, with scale, mask and softmax in one kernel or each in its own."""
+    """The kernel of attention: fused (FlashAttention, of the newest, second or first generation), or one that writes
+    all scores, with scale, mask and softmax in one kernel or each in its own."""
 
     FLASH = "flash"
     FLASH_2 = "flash_2"

@@ -143,8 +143,8 @@ def search_line(plan: Plan) -> str:
         return f"Estimated, not searched, in {seconds(plan.timing.wall_s)}."
     stopped = "; the time limit stopped the search" if search.status == "time_limit" else ""
     return (f"Searched {search.candidates:,} candidates ({search.pruned:,} pruned) with {search.solves:,} solves "
-            f"({search.solver}; {search.cache_hits:,} tables used again) in {seconds(plan.timing.wall_s)}; lower bound {seconds(search.lower_bound_s)}, "
-            f"gap {percent(search.gap)}{stopped}.")
+            f"({search.solver}; {search.cache_hits:,} tables used again) in {seconds(plan.timing.wall_s)}; "
+            f"lower bound {seconds(search.lower_bound_s)}, gap {percent(search.gap)}{stopped}.")
 
 
 def show_table(table: Table, out: Console) -> None:

@@ -32,7 +32,8 @@ def state_bytes(numel: Array | float, workload: Workload, zero: Ints | int, shar
     state; one that adds a micro-batch's gradients to fp32 ones may hold both. The arguments broadcast.
     """
     copied = 4.0 if runtime.copies_gradients and workload.grad_bytes < 4 else 0.0
-    beside = workload.precision.bytes if runtime.keeps_low_precision_gradients and workload.grad_bytes > workload.weight_bytes else 0.0
+    both = runtime.keeps_low_precision_gradients and workload.grad_bytes > workload.precision.bytes
+    beside = float(workload.precision.bytes) if both else 0.0
     return StateBytes(
         weights=numel * workload.weight_bytes / np.where(zero >= 3, shards, 1.0),
         gradients=numel * workload.grad_bytes / np.where(zero >= 2, shards, 1.0) + numel * beside,

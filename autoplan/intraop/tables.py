@@ -22,7 +22,7 @@ from autoplan.intraop.layer_problem import LayerProblem, LayoutNode, Node, Param
 from autoplan.intraop.overlap import evaluate
 from autoplan.intraop.pricing import Setting
 from autoplan.intraop.solve.frontier import frontier
-from autoplan.intraop.solve.pareto import pareto_rows
+from autoplan.intraop.solve.pareto import undominated
 from autoplan.intraop.terms import NUM_TERMS, Criterion, Policy, conversion_weights, criteria
 from autoplan.model.graph import LayerClass
 from autoplan.sharding import REPLICATED, codes_to_index
@@ -376,20 +376,6 @@ def _alike(tables: Sequence[LayerTable]) -> Ints:
     for table, rows in zip(tables[1:], index[1:], strict=True):
         alike &= (table.residual[rows] == tables[0].residual[index[0]]).all(axis=1)
     return index[:, alike]
-
-
-def undominated(values: Array, keys: Ints) -> Ints:
-    """Return the rows that no other row with the same key beats, ascending; of equal ones the first.
-
-    values [D, N]: lower is better. keys [N, W]. Values are rounded to 2^-40 of the greatest of their kind.
-    """
-    greatest = np.maximum(np.abs(values).max(axis=1, initial=0.0, keepdims=True), np.finfo(float).tiny)
-    rounded = np.rint(values / greatest * 2.0**40)
-    _, group = np.unique(keys, axis=0, return_inverse=True)
-    order = np.argsort(group.reshape(-1), kind="stable")
-    starts = np.flatnonzero(np.diff(group.reshape(-1)[order], prepend=-1))
-    kept = pareto_rows(rounded[:, order], starts, lambda rows: rows.astype(np.uint64)[None, :])
-    return np.sort(order[kept])
 
 
 def _of(rows: Combinations, column: Criterion, count: Array) -> Array:

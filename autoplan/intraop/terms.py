@@ -76,7 +76,8 @@ def layer_policies(recompute: Recompute, schedule: Schedule, *, all_again: bool)
     (zero-bubble).
     """
     ends = Recompute.NONE if recompute is Recompute.FULL and not all_again else recompute
-    return Policy(ends), Policy(recompute), Policy(ends, schedule is not Schedule.GPIPE and not schedule.splits_backward)
+    at_once = schedule is not Schedule.GPIPE and not schedule.splits_backward
+    return Policy(ends), Policy(recompute), Policy(ends, at_once)
 
 
 @cache

@@ -65,13 +65,13 @@ class Runtime:
     16-bit gradients of a whole micro-batch are held beside the fp32 ones they are added to. extra_in_flight,
     keeps_outputs: micro-batches that 1F1B holds beyond its count, and whether a stage keeps what it has sent on.
     scatters_sends: whether each rank of a tensor-parallel group sends its part of a tensor that all hold, to be
-    gathered on arrival. recomputes_ends: whether full recompute runs embedding and head again too. loss: how softmax and
-    cross-entropy run. operation_seconds: the host's time to launch one operator's kernels, one way; blocking_launches:
-    whether the host waits for each before the next (CUDA_LAUNCH_BLOCKING). grad_dtype, reduce_dtype: of gradients as they accumulate
-    and as they travel, unless the workload says (None: as the weights). zero, pipeline_zero: ZeRO stages it offers,
-    without and with pipeline stages. free: whether it runs any sharding, not only named recipes. roles: what a mesh
-    axis may do, role → loop dims in order of preference. free_splits: operator kind → loop dims that may be split where
-    no role is fixed (all legal ones for a kind that isn't named).
+    gathered on arrival. recomputes_ends: whether full recompute runs embedding and head again too. loss: how softmax
+    and cross-entropy run. operation_seconds: the host's time to launch one operator's kernels, one way;
+    blocking_launches: whether it waits for each before the next (CUDA_LAUNCH_BLOCKING). grad_dtype, reduce_dtype: of
+    gradients as they accumulate and as they travel, unless the workload says (None: as the weights). zero,
+    pipeline_zero: ZeRO stages it offers, without and with pipeline stages. free: whether it runs any sharding, not only
+    named recipes. roles: what a mesh axis may do, role → loop dims in order of preference. free_splits: operator kind →
+    loop dims that may be split where no role is fixed (all legal ones for a kind that isn't named).
     """
 
     name: str

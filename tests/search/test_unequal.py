@@ -39,7 +39,8 @@ def solved(request):
 
 def test_its_plans_are_sound(solved):
     pricer, found = solved
-    info = SearchInfo(lower_bound_s=None, gap=None, candidates=1, pruned=0, solves=1, cache_hits=0, solver="auto", status="estimate")
+    info = SearchInfo(lower_bound_s=None, gap=None, candidates=1, pruned=0, solves=1, cache_hits=0, solver="auto",
+                      status="estimate")
     solutions = [solution for _, solution in found if solution is not None]
     assert solutions
     for solution in solutions:

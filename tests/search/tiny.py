@@ -53,8 +53,8 @@ def again(plan: Plan, model: ModelGraph, machines: Cluster, **options: Any) -> P
         model, machines, tp=how.tp, pp=how.pp, dp=how.dp, cp=how.cp, micro_batch_size=how.micro_batch_size,
         global_batch_size=asked.global_batch_size, seq_len=asked.seq_len, precision=asked.precision.value,
         optimizer=asked.optimizer, grad_dtype=asked.grad_dtype.value,
-        reduce_dtype=asked.reduce_dtype.value, attention=asked.attention.value, dropout=asked.dropout, frozen=asked.frozen, zero=how.zero,
-        recompute=how.recompute.value, sequence_parallel=how.sequence_parallel, schedule=how.schedule.value,
+        reduce_dtype=asked.reduce_dtype.value, attention=asked.attention.value, dropout=asked.dropout,
+        frozen=asked.frozen, zero=how.zero, recompute=how.recompute.value, sequence_parallel=how.sequence_parallel, schedule=how.schedule.value,
         virtual_stages=how.virtual_stages, runtime=plan.runtime, **options)
 
 

@@ -94,3 +94,17 @@ def _thin(values: FloatArray, score: FloatArray, group: IndexArray, index: Index
         alive = np.flatnonzero(~beaten)
         values, score, group, index, even = values[:, alive], score[alive], group[alive], index[alive], even[alive]
     return values, score, group, index
+
+
+def undominated(values: Array, keys: Ints) -> Ints:
+    """Return the rows that no other row with the same key beats, ascending; of equal ones the first.
+
+    values [D, N]: lower is better. keys [N, W]. Values are rounded to 2^-40 of the greatest of their kind.
+    """
+    greatest = np.maximum(np.abs(values).max(axis=1, initial=0.0, keepdims=True), np.finfo(float).tiny)
+    rounded = np.rint(values / greatest * 2.0**40)
+    _, group = np.unique(keys, axis=0, return_inverse=True)
+    order = np.argsort(group.reshape(-1), kind="stable")
+    starts = np.flatnonzero(np.diff(group.reshape(-1)[order], prepend=-1))
+    kept = pareto_rows(rounded[:, order], starts, lambda rows: rows.astype(np.uint64)[None, :])
+    return np.sort(order[kept])
