@@ -54,8 +54,8 @@ def again(plan: Plan, model: ModelGraph, machines: Cluster, **options: Any) -> P
         global_batch_size=asked.global_batch_size, seq_len=asked.seq_len, precision=asked.precision.value,
         optimizer=asked.optimizer, grad_dtype=asked.grad_dtype.value,
         reduce_dtype=asked.reduce_dtype.value, attention=asked.attention.value, dropout=asked.dropout,
-        frozen=asked.frozen, zero=how.zero, recompute=how.recompute.value, sequence_parallel=how.sequence_parallel, schedule=how.schedule.value,
-        virtual_stages=how.virtual_stages, runtime=plan.runtime, **options)
+        frozen=asked.frozen, zero=how.zero, recompute=how.recompute.value, sequence_parallel=how.sequence_parallel,
+        schedule=how.schedule.value, virtual_stages=how.virtual_stages, runtime=plan.runtime, **options)
 
 
 def with_memory(machines: Cluster, nbytes: float) -> Cluster:

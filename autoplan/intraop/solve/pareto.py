@@ -96,7 +96,7 @@ def _thin(values: FloatArray, score: FloatArray, group: IndexArray, index: Index
     return values, score, group, index
 
 
-def undominated(values: Array, keys: Ints) -> Ints:
+def undominated(values: FloatArray, keys: npt.NDArray[np.int64]) -> IndexArray:
     """Return the rows that no other row with the same key beats, ascending; of equal ones the first.
 
     values [D, N]: lower is better. keys [N, W]. Values are rounded to 2^-40 of the greatest of their kind.
