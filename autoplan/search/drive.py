@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from autoplan.interop.recurrence import ROUNDING
 from autoplan.search import free, probe, unequal
 from autoplan.search.pricer import Pricer
 from autoplan.search.solve import Solution, Variant, solve
@@ -167,7 +168,8 @@ def _solve(pricer: Pricer, variants: Iterable[Variant], limits: Limits, outcome:
 
 
 def _insert(outcome: Outcome, found: Found, limits: Limits) -> None:
-    position = sum(other.objective <= found.objective for other in outcome.found)
+    """Rank a solution; of those that are equal but for rounding, the one found first comes first."""
+    position = sum(other.objective <= found.objective * (1 + ROUNDING) for other in outcome.found)
     outcome.found.insert(position, found)
     del outcome.found[max(limits.top, 1):]
 

@@ -153,7 +153,7 @@ class Pricer:
     def _by_solver(self, table: StageTable, candidate: Candidate) -> StageTable:
         """Return the table with the rows that the user's solver finds, for every stage the candidate may have."""
         p, m, count = candidate.num_stages, candidate.num_micro_batches, self.chain.count
-        key = (id(table.layers), candidate)
+        key = (*(id(one) for one in (table.first, *table.layers, table.last, table.whole)), candidate)
         if key not in self.kept:
             queries = []
             for index in range(p):

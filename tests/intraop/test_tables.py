@@ -172,6 +172,12 @@ def boundary_shape(problem: LayerProblem) -> tuple[float, ...]:
     return pricing.tensor_shape(op, op.inputs[0].dims, problem.setting)
 
 
+def stack(rows: list[LayerTable]) -> tuple[LayerTable, tuple[LayerTable, ...], LayerTable, LayerTable]:
+    """The tables of a first layer, one kind in between and a last layer, as `StageTable` takes them."""
+    first, layer, last = rows
+    return first, (layer,), last, last
+
+
 def with_memory(setting: Setting, memory: float) -> Setting:
     """The same setting on devices with that much memory."""
     cluster = setting.costs.cluster
@@ -196,8 +202,8 @@ def test_a_stage_of_equal_layers_is_the_tied_milp(problem: LayerProblem, recompu
                       problem.setting.runtime)
     memory = np.ceil(np.quantile(peak, part)) + 1024
     setting = with_memory(problem.setting, memory)
-    stage = StageTable(setting, recompute, m, table, table, table, table, None, NEIGHBOUR)
-    best = stage.best(first=False, last=False, layers=np.array([layers]), in_flight=np.array([in_flight]))
+    stage = StageTable(setting, recompute, m, table, (table,), table, table, None, NEIGHBOUR)
+    best = stage.best(first=False, last=False, layers=np.array([[layers]]), in_flight=np.array([in_flight]))
 
     ilp = unrolled([(problem, layers)], recompute, m, in_flight, usable_bytes(memory, setting.runtime))
     found = solve(with_sends(ilp, problem, m, setting), "highs")
@@ -205,7 +211,7 @@ def test_a_stage_of_equal_layers_is_the_tied_milp(problem: LayerProblem, recompu
     assert m * best.time[0, 0] + best.step[0, 0] == pytest.approx(found.cost, rel=1e-7)
     assert best.memory[0, 0] <= memory
     nothing = replace(stage, setting=with_memory(setting, peak.min() - 1024))
-    smallest = nothing.best(first=False, last=False, layers=np.array([layers]), in_flight=np.array([in_flight]))
+    smallest = nothing.best(first=False, last=False, layers=np.array([[layers]]), in_flight=np.array([in_flight]))
     assert np.isinf(smallest.time[0, 0])
     assert smallest.memory[0, 0] == pytest.approx(peak.min(), rel=1e-9)
 
@@ -235,8 +241,8 @@ def test_a_whole_model_on_one_stage_is_the_unrolled_milp(shape: tuple[int, ...],
     rows = [exact_table(part, recompute, m, (1.0, 2.0)) for part in (first, layer, last)]
 
     def best(memory: float) -> tables.Best:
-        stage = StageTable(with_memory(setting, memory), recompute, m, *rows, rows[2], None, NEIGHBOUR)
-        return stage.best(first=True, last=True, layers=np.array([layers]), in_flight=np.array([in_flight]))
+        stage = StageTable(with_memory(setting, memory), recompute, m, *stack(rows), None, NEIGHBOUR)
+        return stage.best(first=True, last=True, layers=np.array([[layers]]), in_flight=np.array([in_flight]))
 
     free = best(1e12)
     least, most = float(best(1.0).memory[0, 0]), float(free.memory[0, 0])
@@ -261,10 +267,10 @@ def test_stages_of_no_equal_layer_cost_the_same_alone_and_in_a_row_of_sizes(ends
     setting = real_setting((2,), 4, 512)
     made = [layer_problem(layer, setting) for layer in (graph.layer(0), without(graph.layer(1), "act"), graph.layer(3))]
     rows = [exact_table(part, Recompute.NONE, 4, (1.0, 2.0)) for part in made if part is not None]
-    stage = StageTable(setting, Recompute.NONE, 4, *rows, rows[2], None, NEIGHBOUR)
-    both = stage.best(first=ends[0], last=ends[1], layers=np.array([0, 2]), in_flight=np.array([1.0]))
+    stage = StageTable(setting, Recompute.NONE, 4, *stack(rows), None, NEIGHBOUR)
+    both = stage.best(first=ends[0], last=ends[1], layers=np.array([[0], [2]]), in_flight=np.array([1.0]))
     for at, layers in enumerate((0, 2)):
-        alone = stage.best(first=ends[0], last=ends[1], layers=np.array([layers]), in_flight=np.array([1.0]))
+        alone = stage.best(first=ends[0], last=ends[1], layers=np.array([[layers]]), in_flight=np.array([1.0]))
         assert both.time[0, at] == pytest.approx(alone.time[0, 0], rel=1e-9)
         assert both.step[0, at] == pytest.approx(alone.step[0, 0], rel=1e-9)
         assert both.memory[0, at] == pytest.approx(alone.memory[0, 0], rel=1e-9)
@@ -277,12 +283,12 @@ def test_sends_count_once_a_boundary_and_virtual_stage() -> None:
     rows = [layer_table(part, Policy(Recompute.NONE), 4, (1.0, 1.0)) for part in made if part is not None]
     once = float(setting.costs.p2p(4 * 512 * 512 * 2, NEIGHBOUR))
     for stages, sends in ((1, 1), (2, 1), (4, 3)):
-        stage = StageTable(setting, Recompute.NONE, 4, *rows, rows[2], None, NEIGHBOUR, stages, sends)
+        stage = StageTable(setting, Recompute.NONE, 4, *stack(rows), None, NEIGHBOUR, stages, sends)
         for first, last in ((True, True), (True, False), (False, True), (False, False)):
-            row = int(stage.best(first=first, last=last, layers=np.array([2]), in_flight=np.array([1.0])).row[0, 0])
+            row = int(stage.best(first=first, last=last, layers=np.array([[2]]), in_flight=np.array([1.0])).row[0, 0])
             back = first and last and stages > 1  # a pipeline that ends where it began
             boundaries = (not first) + (not last) + back
-            assert stage.sent(first, last, row, 2) == pytest.approx([sends * once * boundaries, 0.0])
+            assert stage.sent(first, last, (True,), row) == pytest.approx([sends * once * boundaries, 0.0])
 
 
 def test_hidden_sends_cost_one_way_through_the_pipeline_a_step() -> None:
@@ -294,9 +300,9 @@ def test_hidden_sends_cost_one_way_through_the_pipeline_a_step() -> None:
             (hidden, 4, 3, [0.0, 4 * once]), (hidden, 4, 1, [once, 0.0]), (waited, 4, 3, [3 * once, 0.0])):
         made = [layer_problem(graph.layer(index), setting, roles=("tensor",)) for index in (0, 1, 3)]
         rows = [layer_table(part, Policy(Recompute.NONE), 4, (1.0, 1.0)) for part in made if part is not None]
-        stage = StageTable(setting, Recompute.NONE, 4, *rows, rows[2], None, NEIGHBOUR, stages, sends)
-        row = int(stage.best(first=True, last=False, layers=np.array([2]), in_flight=np.array([1.0])).row[0, 0])
-        assert stage.sent(True, False, row, 2) == pytest.approx(expected)
+        stage = StageTable(setting, Recompute.NONE, 4, *stack(rows), None, NEIGHBOUR, stages, sends)
+        row = int(stage.best(first=True, last=False, layers=np.array([[2]]), in_flight=np.array([1.0])).row[0, 0])
+        assert stage.sent(True, False, (True,), row) == pytest.approx(expected)
 
 
 def test_tied_embeddings_cost_one_copy_on_one_stage_and_a_reduction_on_two() -> None:
@@ -312,9 +318,9 @@ def test_tied_embeddings_cost_one_copy_on_one_stage_and_a_reduction_on_two() -> 
     table_bytes = 4096 * 512 / 2 * (2 + 2 + 12)
     state = Criterion.STATE
     assert last.values[0, state] - shared.values[0, state] == pytest.approx(table_bytes)
-    both = StageTable(setting, Recompute.NONE, 4, first, layer, last, shared, tied, NEIGHBOUR)
+    both = StageTable(setting, Recompute.NONE, 4, first, (layer,), last, shared, tied, NEIGHBOUR)
     loose = replace(both, tied=None)
     copy = float(setting.costs.all_reduce(4096 * 512 / 2 * 2, NEIGHBOUR))
     for ends, more in (((True, True), 0.0), ((True, False), copy), ((False, True), copy), ((False, False), 0.0)):
-        a, b = (stage.combinations(*ends, True).fixed[0, Criterion.T_STEP] for stage in (both, loose))
+        a, b = (stage.combinations(*ends, (True,)).fixed[0, Criterion.T_STEP] for stage in (both, loose))
         assert a - b == pytest.approx(more)

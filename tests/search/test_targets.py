@@ -1,6 +1,7 @@
 """Runtimes in the search: what they offer and refuse, what they overlap, and bounds under them."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -63,16 +64,23 @@ def test_seconds_and_bytes_add_up_under_every_runtime(name, how):
         assert (parts.launch_s > 0) <= (runtime.operation_seconds > 0)
 
 
-def test_small_work_waits_for_the_host():
+def test_small_work_waits_for_the_host(monkeypatch):
     """A layer of a few µs of kernels: eager PyTorch takes longer to launch them than the device to run them."""
     small = llama(hidden=128, heads=4, ffn=256)
-    how = {"micro_batch_size": 1, "global_batch_size": 1, "seq_len": 128}
-    eager, ahead = (autoplan.estimate(small, cluster("dgx-h100:1"), runtime=name, **how)
-                    for name in ("megatron-deepspeed", "plain"))
-    assert eager.predicted.breakdown.launch_s > 0.3 * eager.predicted.iteration_time_s
-    assert ahead.predicted.breakdown.launch_s == 0
+    rules = load("megatron-deepspeed")
+
+    def priced(operation_seconds):
+        monkeypatch.setattr("autoplan.search.load_runtime",
+                            lambda name: replace(rules, operation_seconds=operation_seconds))
+        return autoplan.estimate(small, cluster("dgx-h100:1"), runtime="megatron-deepspeed", micro_batch_size=1,
+                                 global_batch_size=1, seq_len=128).predicted
+
+    eager, ahead = priced(rules.operation_seconds), priced(0.0)
+    assert eager.breakdown.launch_s > 0.3 * eager.iteration_time_s
+    assert eager.iteration_time_s - eager.breakdown.launch_s == pytest.approx(ahead.iteration_time_s, rel=1e-9)
+    assert ahead.breakdown.launch_s == 0
     for name in ("forward_s", "backward_s"):
-        assert getattr(eager.predicted.breakdown, name) == getattr(ahead.predicted.breakdown, name)
+        assert getattr(eager.breakdown, name) == getattr(ahead.breakdown, name)
 
 
 def test_what_overlaps_is_not_waited_for():
