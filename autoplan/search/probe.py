@@ -39,7 +39,7 @@ STORED = [Term.WEIGHTS, Term.GRADIENTS, Term.STATES, Term.OPTIMIZER]
 class Probe:
     """Of the first layer, each kind in between and the last (L in all): summed terms [L, NUM_TERMS], each the least it
     can be (most: the most), and bytes of weights, gradients and states and seconds of the update [L, 4], by the mesh
-    axes besides the data axis that synchronise them. boundary: bytes sent. ranks: devices that share a layer's
+    axes besides the data axis that synchronise them. boundary: least bytes sent. ranks: devices that share a layer's
     products."""
 
     terms: Array
@@ -83,10 +83,14 @@ def _probe(problems: Sequence[LayerProblem]) -> Probe:
                 if edge.exchanges:
                     total[index, Term.EXCHANGE_FORWARD] += edge_of(edge.forward)
                     total[index, Term.EXCHANGE_BACKWARD] += edge_of(edge.backward)
-    layer = problems[1]
-    assert layer.input is not None and isinstance(layer.nodes[layer.input].content, LayoutNode)
-    boundary = float(layer.nodes[layer.input].terms[:, Term.BOUNDARY].min())
-    return Probe(terms, most, stored, boundary, layer.setting.tensor_ranks)
+    boundary = min(_boundary(problem) for problem in problems[1:])
+    return Probe(terms, most, stored, boundary, problems[1].setting.tensor_ranks)
+
+
+def _boundary(problem: LayerProblem) -> float:
+    """Return the least bytes of what a layer reads of the one before it."""
+    assert problem.input is not None and isinstance(problem.nodes[problem.input].content, LayoutNode)
+    return float(problem.nodes[problem.input].terms[:, Term.BOUNDARY].min())
 
 
 def bounds(pricer: Pricer, candidate: Candidate, kinds: Sequence[Recompute], zeros: Sequence[int]) -> list[Variant]:
