@@ -26,7 +26,7 @@ def show_plan(plan: Plan, out: Console) -> None:
     """Print the summary of a plan: what it is, what it costs, its stages, the search, the runner-ups."""
     show_heading(plan, out)
     show_table(stages_table(plan), out)
-    out.print(search_line(plan) + "\n", soft_wrap=True)
+    out.print(search_line(plan) + "\n")
     if plan.alternatives:
         show_table(alternatives_table(plan), out)
     show_notes(plan, out)
