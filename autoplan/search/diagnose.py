@@ -13,16 +13,17 @@ from autoplan.cost.model import CostModel
 from autoplan.errors import NoPlanError
 from autoplan.runtimes import Runtime
 from autoplan.search.assemble import memory_of
-from autoplan.search.drive import Limits, policies, search, zero_stages
+from autoplan.search.drive import policies, zero_stages
 from autoplan.search.pricer import Pricer
-from autoplan.search.solve import Solution, StageSolution, fallback
-from autoplan.search.space import Pins, candidates
+from autoplan.search.probe import bounds
+from autoplan.search.solve import Solution, StageSolution, fallback, solve
+from autoplan.search.space import Candidate, Pins, candidates
 from autoplan.workload import Recompute, Schedule
 
 GIB = 2.0**30
 LEFT_OPEN = "everything but the batch and the model left to the search"
 MOST_TIMES_LARGER = 64
-STEPS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # nodes beyond the least
+ROUND_COUNTS = sorted((1, *(part << power for part in (2, 3) for power in range(20))))  # 1, 2, 3, 4, 6, 8, 12 …
 
 
 def no_plan(pricer: Pricer, pins: Pins, *, timed_out: bool) -> NoPlanError:
@@ -63,7 +64,7 @@ def _describe(stage: StageSolution, solution: Solution, zero: int) -> str:
 def nearest(pricer: Pricer, pins: Pins) -> tuple[Solution, int] | None:
     """Return the named configuration with the least peak memory, and its ZeRO stage."""
     best: tuple[float, Solution, int] | None = None
-    for candidate in candidates(pricer.chain, pricer.cluster, pricer.workload, pricer.runtime, pins, named=True):
+    for candidate in _named(pricer, pins):
         smallest = pins.micro_batch_size or pins.num_micro_batches or candidate.micro_batch_size == 1
         if not smallest and best is not None:
             continue
@@ -86,10 +87,12 @@ def changes(pricer: Pricer, pins: Pins) -> Iterator[str]:
     left = {replace(pins, dp=None): "" if pins.dp is None else ", and another dp"}
     left.setdefault(Pins(), f", and {LEFT_OPEN}")
     for fixed, words in left.items():
-        for larger in _enlarged(pricer):
-            if _fits(larger, fixed):
-                yield f"{larger.cluster.num_devices} devices instead of {pricer.cluster.num_devices}{words}"
-                return
+        larger = [one for one in _enlarged(pricer) if next(_named(one, fixed), None) is not None]
+        if not larger or not _fits(larger[-1], fixed):  # what doesn't fit on the most devices fits on no fewer
+            continue
+        one = next(one for one in larger if _fits(one, fixed))
+        yield f"{one.cluster.num_devices} devices instead of {pricer.cluster.num_devices}{words}"
+        return
 
 
 def _relaxations(runtime: Runtime, pins: Pins) -> Iterator[tuple[str, Pins]]:
@@ -127,7 +130,8 @@ def _relaxations(runtime: Runtime, pins: Pins) -> Iterator[tuple[str, Pins]]:
 
 
 def _enlarged(pricer: Pricer) -> Iterator[Pricer]:
-    """Yield the same question on more devices, fewest first: the rest of the node, then more nodes in growing steps.
+    """Yield the same question on more devices, fewest first: the rest of the node, then round counts of nodes
+    (powers of two and three times those), which batches and layers divide over.
 
     Counts whose devices together can't hold the model's state are left out.
     """
@@ -136,10 +140,9 @@ def _enlarged(pricer: Pricer) -> Iterator[Pricer]:
     for devices in divisors(node.gpus):
         if cluster.num_devices < devices < node.gpus and devices >= least:
             yield _resized(pricer, Cluster(cluster.name, cluster.groups, devices, cluster.oversubscription))
-    first = max(1, cluster.num_devices // node.gpus + 1, math.ceil(least / node.gpus))
-    for step in STEPS:
-        nodes = first + step
-        if nodes * node.gpus <= MOST_TIMES_LARGER * cluster.num_devices:
+    for nodes in ROUND_COUNTS:
+        devices = nodes * node.gpus
+        if max(cluster.num_devices + 1, least) <= devices <= MOST_TIMES_LARGER * cluster.num_devices:
             group = replace(cluster.groups[0], count=nodes)
             yield _resized(pricer, Cluster(cluster.name, (group,), node.gpus, cluster.oversubscription))
 
@@ -156,6 +159,17 @@ def _resized(pricer: Pricer, cluster: Cluster) -> Pricer:
     return Pricer(pricer.chain, cluster, costs, pricer.runtime, pricer.workload, shard=pricer.shard)
 
 
+def _named(pricer: Pricer, pins: Pins) -> Iterator[Candidate]:
+    return candidates(pricer.chain, pricer.cluster, pricer.workload, pricer.runtime, pins, named=True)
+
+
 def _fits(pricer: Pricer, pins: Pins) -> bool:
-    """Whether any named configuration fits."""
-    return search(pricer, pins, Limits(), recipes_only=True).best is not None
+    """Whether any named configuration fits, what is left open being what needs least memory."""
+    free = pins.micro_batch_size is None and pins.num_micro_batches is None
+    smallest = replace(pins, micro_batch_size=1) if free else pins
+    kinds = policies(pricer, pins.recompute, pins.schedule)[-1:]
+    for candidate in _named(pricer, smallest):
+        for variant in bounds(pricer, candidate, kinds, zero_stages(pricer, candidate, pins.zero)[-1:]):
+            if solve(pricer, variant.candidate, variant.recompute, variant.zero) is not None:
+                return True
+    return False

@@ -68,3 +68,21 @@ def test_frozen_weights_have_no_gradients_and_no_state():
     assert frozen.stages[0].memory.breakdown.gradients == frozen.stages[0].memory.breakdown.optimizer == 0
     assert frozen.stages[0].memory.breakdown.weights == trained.stages[0].memory.breakdown.weights
     assert frozen.predicted.physical_limit_s == pytest.approx(trained.predicted.physical_limit_s * 2 / 3)
+
+
+def test_images_have_one_length():
+    how = {"dp": 8, "micro_batch_size": 1, "global_batch_size": 16}
+    for name, length in (("wide-resnet-250m", 1), ("vit-l-16", 197)):
+        with pytest.raises(InputError, match="one length") as caught:
+            autoplan.estimate(name, cluster("dgx-h100:8"), seq_len=1000, **how)
+        assert caught.value.key == "seq_len" and caught.value.allowed == length
+        assert autoplan.estimate(name, cluster("dgx-h100:8"), seq_len=length, **how).workload.seq_len == length
+
+
+def test_a_tp_that_the_key_and_value_heads_refuse_is_told():
+    how = {"micro_batch_size": 1, "global_batch_size": 8}
+    model = llama(heads=40, kv_heads=10, hidden=2560)
+    with pytest.raises(InputError, match="10 key and value heads") as caught:
+        autoplan.estimate(model, cluster("dgx-h100:4"), tp=4, **how)
+    assert caught.value.key == "tp" and caught.value.found == 4
+    assert autoplan.estimate(model, cluster("dgx-h100:2"), tp=2, **how).parallelism
