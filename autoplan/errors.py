@@ -32,6 +32,11 @@ class InputError(AutoplanError):
         super().__init__(text)
 
 
+    def at(self, where: str) -> InputError:
+        """Return the error as one of the place `where`, said before what it names itself, and once."""
+        return self if self.where == where else InputError(str(self), where=where)
+
+
 class NoPlanError(AutoplanError):
     """No plan fits. The message is the diagnosis; `diagnosis` holds its parts for `--json`."""
 
@@ -40,6 +45,20 @@ class NoPlanError(AutoplanError):
     def __init__(self, message: str, diagnosis: dict[str, object] | None = None) -> None:
         self.diagnosis = diagnosis or {}
         super().__init__(message)
+
+
+class Words(str):
+    """What was found in words of ours: a message shows them without quotes."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def kind_of(data: object) -> Words:
+    """Return what a value of a JSON or YAML file is."""
+    words = {type(None): "nothing", bool: "true or false", int: "a number", float: "a number", str: "text",
+             list: "a list", dict: "a mapping"}
+    return Words(words.get(type(data), type(data).__name__))
 
 
 def nearest(name: str, known: Iterable[str], limit: int = 3) -> str:

@@ -59,6 +59,8 @@ def locate(kind: Kind, ref: str, what: str) -> Path:
     path = Path(ref)
     if is_file(path):
         return path
+    if ref and os.path.isdir(path):
+        raise InputError(f"is a folder, not a {what} file", where=ref)
     if path.suffix.lower() in {".yaml", ".yml"} or "/" in ref:
         raise InputError(f"no such {what} file", where=ref)
     hint = nearest(ref, known)
@@ -99,11 +101,18 @@ def read_yaml(path: Path) -> object:
         problem = " ".join((error.problem or error.context or "can't be parsed").split())
         raise InputError(f"malformed YAML: {problem}", where=where) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        problem = " ".join(str(error).split())
-        raise InputError(f"malformed YAML: {problem}", where=str(path)) from None
+        raise InputError(f"malformed YAML: {unparsed(error)}", where=str(path)) from None
     if data is None:
         raise InputError("the file is empty", where=str(path))
     return data
+
+
+def unparsed(error: Exception) -> str:
+    """Why JSON or YAML text can't be parsed, in a line, from what its parser raised."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    text = " ".join(str(error).split())
+    return "a whole number has too many digits" if "set_int_max_str_digits" in text else text
 
 
 def validated(model: type[ModelT], data: object, where: str, prefix: str = "") -> ModelT:

@@ -6,6 +6,7 @@ import gc
 import importlib
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -115,11 +116,18 @@ def _answer(arguments: list[str], as_json: bool) -> int:
 
 
 def _fail(message: str, kind: str, code: int, details: dict[str, object], as_json: bool) -> int:
-    click.echo("error: " + " ".join(message.split("\n")), err=True)
+    message = _clean(message)
+    click.echo("error: " + message, err=True)
     if as_json:
         report = {"error": {"kind": kind, "exit_code": code, "message": message, **details}}
         click.echo(json.dumps(report, indent=2, default=str))
     return code
+
+
+def _clean(message: str) -> str:
+    """Return a message on one line, with its other control characters as escapes."""
+    line = re.sub(r"\s*[\n\r\t]\s*", " ", message)
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda found: f"\\x{ord(found[0]):02x}", line)
 
 
 def _kind(error: AutoplanError) -> str:

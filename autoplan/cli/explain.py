@@ -12,6 +12,6 @@ from autoplan.cli.output import console
 def command(file: str) -> None:
     """Explain the plan in FILE: what was chosen and why, what the runner-ups cost, where time and memory go."""
     from autoplan.cli.explanation import show_explanation
-    from autoplan.plan.schema import Plan
+    from autoplan.plan.check import load_consistent
 
-    show_explanation(Plan.load(file), console())
+    show_explanation(load_consistent(file), console())

@@ -20,13 +20,13 @@ def command(file: str, framework: str, model: str | None, output: str | None) ->
         from autoplan.errors import InputError
         from autoplan.export import jax
         from autoplan.export.planned import model_of, planned_stages
-        from autoplan.plan.schema import Plan
+        from autoplan.plan.check import load_consistent
         from autoplan.version import __version__
 
         suffix = "json" if output is None else output.rpartition(".")[2]
         if suffix not in ("json", "py"):
             raise InputError("can't tell the format by the name", where="--output", found=output, allowed=".json, .py")
-        plan = Plan.load(file)
+        plan = load_consistent(file)
         stages = jax.shardings(planned_stages(plan, model_of(plan, model, file), file))
         text = (jax.as_json if suffix == "json" else jax.as_python)(stages, plan.model.name, __version__)
         write(text)

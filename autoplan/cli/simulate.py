@@ -20,12 +20,12 @@ def command(file: str, trace: str | None, as_json: bool) -> int:
     the update (as for the norm of all gradients), a step takes the makespan.
     """
     from autoplan.cli.simulation import show_simulation, summary
-    from autoplan.plan.schema import Plan
+    from autoplan.plan.check import load_consistent
     from autoplan.simulate import replay
     from autoplan.simulate.plans import pipeline_of
     from autoplan.simulate.trace import trace as trace_of
 
-    plan = Plan.load(file)
+    plan = load_consistent(file)
     with output_file(trace, "--trace") as write:
         timeline = replay(pipeline_of(plan, file))
         if trace is not None:

@@ -21,7 +21,9 @@ def seconds(value: float) -> str:
 
 
 def percent(fraction: float) -> str:
-    """Return a fraction as a percentage of one digit; more where it is small but not zero."""
+    """Return a fraction as a percentage of one digit; more where it is small but more than rounding."""
+    if abs(fraction) < 1e-9:
+        return "0.0 %"
     return f"{100 * fraction:.1f} %" if not 0 < fraction < 0.0005 else f"{100 * fraction:.1g} %"
 
 

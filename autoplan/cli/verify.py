@@ -28,9 +28,9 @@ def command(file: str, model: str | None, scale: Any, as_json: bool) -> int:
     """
     from autoplan.export.planned import model_of, planned_stages
     from autoplan.judge.verify import verify
-    from autoplan.plan.schema import Plan
+    from autoplan.plan.check import load_consistent
 
-    plan = Plan.load(file)
+    plan = load_consistent(file)
     verdict = verify(planned_stages(plan, model_of(plan, model, file), file), plan.workload.optimizer, scale)
     if as_json:
         click.echo(json.dumps(_tree(verdict), indent=2))

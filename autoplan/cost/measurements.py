@@ -56,7 +56,9 @@ def read(path: str | Path) -> list[Measurement]:
             rows = [_row(cells, f"{path}:{lines.line_num}") for cells in lines if any(cells.values())]
     except OSError as error:
         raise InputError(f"can't read the file: {error.strerror}", where=str(path)) from None
-    except (UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError:
+        raise InputError("is no CSV file: not UTF-8 text", where=str(path)) from None
+    except csv.Error as error:
         raise InputError(f"is no CSV file: {error}", where=str(path)) from None
     if not rows:
         raise InputError("holds no measurements", where=str(path))

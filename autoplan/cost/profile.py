@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
-from autoplan.errors import InputError
-from autoplan.specs import validated
+from autoplan.errors import InputError, Words
+from autoplan.specs import unparsed, validated
 
 if TYPE_CHECKING:
     from autoplan.cluster.types import Axis, Cluster
@@ -73,6 +73,7 @@ class Profile(BaseModel):
     devices: dict[str, DeviceProfile] = Field(default={}, description="By the device's name.")
     clusters: dict[str, dict[str, list[GroupCorrection]]] = Field(
         default={}, description="By the cluster's name and the operation.")
+    _file: str = PrivateAttr(default="")  # that it was read from
 
     def to_json(self) -> str:
         """The file's text."""
@@ -82,9 +83,10 @@ class Profile(BaseModel):
         """Return what applies to `cluster`. InputError where nothing does: the profile is of other machines."""
         device, collectives = self.devices.get(cluster.device.name), self.clusters.get(cluster.name, {})
         if device is None and not collectives:
-            known = ", ".join((*self.devices, *self.clusters)) or "nothing"
-            raise InputError("the profile says nothing about this cluster or its device", where=self.source or None,
-                             key="profile", found=f"{cluster.name}, {cluster.device.name}", allowed=known)
+            known = Words(", ".join((*self.devices, *self.clusters)) or "nothing")
+            raise InputError("the profile says nothing about this cluster or its device",
+                             where=self._file or self.source or None, key="devices, clusters", found=known,
+                             allowed=f"the device {cluster.device.name} or the cluster {cluster.name}")
         return Refinement(device or DeviceProfile(), collectives)
 
 
@@ -122,12 +124,16 @@ def load(path: str | Path) -> Profile:
         data: Any = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"can't read the profile: {error.strerror}", where=str(path)) from None
-    except ValueError:
-        raise InputError("is no profile: malformed JSON", where=str(path)) from None
+    except UnicodeDecodeError:
+        raise InputError("is no profile: not UTF-8 text", where=str(path)) from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"is no profile: malformed JSON: {unparsed(error)}", where=str(path)) from None
     if isinstance(data, dict) and data.get("version", VERSION) != VERSION:
         raise InputError("a profile of another version", where=str(path), key="version", found=data["version"],
                          allowed=str(VERSION))
-    return validated(Profile, data, str(path))
+    profile = validated(Profile, data, str(path))
+    profile._file = str(path)
+    return profile
 
 
 def profile_schema() -> dict[str, Any]:

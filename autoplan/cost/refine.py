@@ -133,7 +133,7 @@ def _priced(row: Measurement, costs: CostModel) -> tuple[str, Axis | None, float
                 "reduce_scatter": costs.reduce_scatter, "all_to_all": costs.all_to_all}[row.kind]
         return row.kind, axis, float(call(sizes["bytes"], axis)), float(call(1.0, axis))
     except InputError as error:
-        raise InputError(str(error), where=row.where) from None
+        raise error.at(row.where) from None
 
 
 def _axis(row: Measurement, cluster: Cluster) -> Axis:

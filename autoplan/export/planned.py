@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autoplan.errors import InputError
+from autoplan.errors import InputError, Words
 from autoplan.intraop.strategies import NONE
 from autoplan.model import load
 from autoplan.model.facts import parameters
@@ -61,12 +61,16 @@ def model_of(plan: Plan, ref: str | None, where: str) -> ModelGraph:
             raise
         raise InputError("its model isn't known by its name; give it with --model", where=where, key="model.name",
                          found=plan.model.name) from error
-    found = (model.num_layers, parameters(model)["total"])
-    planned = (plan.model.num_layers, plan.model.parameters.total)
+    found = _size(model.num_layers, parameters(model)["total"])
+    planned = _size(plan.model.num_layers, plan.model.parameters.total)
     if found != planned:
         raise InputError("not the model that was planned", where="--model" if ref else where, key="layers, parameters",
-                         found=found, allowed=repr(planned))
+                         found=Words(found), allowed=planned)
     return model
+
+
+def _size(layers: int, total: int) -> str:
+    return f"{layers:,} layers with {total:,} parameters"
 
 
 def planned_stages(plan: Plan, model: ModelGraph, where: str) -> tuple[PlannedStage, ...]:

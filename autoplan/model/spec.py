@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StrictBool, StrictStr, model_validator
 
-from autoplan.errors import InputError, nearest
+from autoplan.errors import InputError, kind_of, nearest
 from autoplan.model.blocks import MAX_LAYERS, MAX_SIZE, Block, Part, Size, Stack, fault
 from autoplan.specs import validated
 
@@ -189,7 +189,8 @@ def parse(data: object, where: str, name: str) -> Spec:
     Raises InputError for the first thing that's wrong.
     """
     if not isinstance(data, dict):
-        raise InputError("a model file holds a mapping of keys to values", where=where, found=type(data).__name__)
+        raise InputError("a model file holds a mapping of keys to values", where=where, found=kind_of(data),
+                         allowed="a mapping")
     architecture = data.get("architecture", "decoder")
     model = _BY_ARCHITECTURE.get(architecture) if isinstance(architecture, str) else None
     if model is None:

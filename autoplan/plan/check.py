@@ -6,7 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
+from pathlib import Path
 
+from autoplan.errors import InputError
 from autoplan.plan.schema import ParamSpec, Plan, Sharding, Spec, Stage
 from autoplan.workload import Schedule
 
@@ -18,9 +20,20 @@ FIRST, LAST = "embedding", "head"  # the classes of the chain's first and last l
 
 def problems(plan: Plan) -> list[str]:
     """Return what is wrong with the plan, a sentence each that starts with the path; empty if nothing is."""
-    checks = (_cluster, _devices, _layers, _degrees, _summary, _times, _memory, _operators, _shardings,
+    checks = (_cluster, _devices, _layers, _degrees, _summary, _times, _memory, _capacity, _operators, _shardings,
               _search, _alternatives)
     return list(chain.from_iterable(check(plan) for check in checks))
+
+
+def load_consistent(path: str | Path) -> Plan:
+    """Read a plan to go by. InputError where it can't be read or is unsound; it may need more memory than there is."""
+    plan = Plan.load(path)
+    too_full = set(_capacity(plan))
+    found = [problem for problem in problems(plan) if problem not in too_full]
+    if found:
+        more = f" (and {len(found) - 1} more: see autoplan check)" if len(found) > 1 else ""
+        raise InputError(f"not a sound plan: {found[0]}{more}", where=str(path))
+    return plan
 
 
 def over_capacity(plan: Plan) -> list[Stage]:
@@ -183,15 +196,18 @@ def _memory(plan: Plan) -> Iterator[str]:
         if not memory.low_bytes <= memory.total_bytes <= memory.high_bytes:
             yield (f"{path}.total_bytes: {memory.total_bytes} is not between low_bytes, {memory.low_bytes}, and "
                    f"high_bytes, {memory.high_bytes}")
-        if memory.high_bytes > memory.capacity_bytes:
-            yield (f"{path}.high_bytes: {memory.high_bytes} bytes don't fit into capacity_bytes, "
-                   f"{memory.capacity_bytes}")
         if memory.capacity_bytes > plan.cluster.device_memory_bytes:
             yield (f"{path}.capacity_bytes: {memory.capacity_bytes} is more than cluster.device_memory_bytes, "
                    f"{plan.cluster.device_memory_bytes}")
     peak = max(stage.memory.total_bytes for stage in plan.stages)
     if plan.predicted.peak_memory_bytes != peak:
         yield f"predicted.peak_memory_bytes: is {plan.predicted.peak_memory_bytes}, but the fullest stage has {peak}"
+
+
+def _capacity(plan: Plan) -> Iterator[str]:
+    for stage in over_capacity(plan):
+        yield (f"stages[{stage.index}].memory.high_bytes: {stage.memory.high_bytes} bytes don't fit into "
+               f"capacity_bytes, {stage.memory.capacity_bytes}")
 
 
 def _operators(plan: Plan) -> Iterator[str]:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from autoplan.errors import InputError
+from autoplan.errors import InputError, kind_of
+from autoplan.specs import unparsed
 from autoplan.workload import Attention, Precision, Recompute, Schedule
 
 if TYPE_CHECKING:
@@ -359,9 +360,10 @@ def parse(text: str, where: str) -> tuple[Plan | None, tuple[str, ...]]:
     except json.JSONDecodeError as error:
         raise InputError(f"not JSON: {error.msg} (line {error.lineno}, column {error.colno})", where=where) from None
     except (RecursionError, ValueError) as error:  # nested too deeply; an integer of thousands of digits
-        raise InputError(f"not a plan: {error}", where=where) from None
+        raise InputError(f"not a plan: {unparsed(error)}", where=where) from None
     if not isinstance(data, dict):
-        raise InputError("not a plan: the file holds no JSON object", where=where, found=type(data).__name__)
+        raise InputError("not a plan: the file holds no JSON object", where=where, found=kind_of(data),
+                         allowed="a mapping")
     version = data.get("schema_version")
     if version != SCHEMA_VERSION or isinstance(version, bool):
         raise InputError("this version of autoplan can't read it", where=where, key="schema_version",

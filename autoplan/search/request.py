@@ -9,6 +9,7 @@ from operator import index
 from typing import SupportsIndex, TypeVar
 
 from autoplan.cluster import Cluster
+from autoplan.cluster.mesh import divisors
 from autoplan.cost.schedules import V_CHUNKS, legal
 from autoplan.errors import InputError
 from autoplan.model.facts import default_seq_len
@@ -45,6 +46,10 @@ def workload_of(model: ModelGraph, cluster: Cluster, *, global_batch_size: int |
         global_batch_size = whole("global_batch_size", global_batch_size)
     if seq_len is not None:
         seq_len = whole("seq_len", seq_len)
+    own = model.facts.get("seq_len")
+    tokens = any(op.kind == "embedding" for layer in model.classes for op in layer.ops)
+    if isinstance(own, int) and not tokens and seq_len not in (None, own):
+        raise InputError("images make sequences of one length", key="seq_len", found=seq_len, allowed=own)
     if seq_len is None:
         seq_len = default_seq_len(model)
         notes.append(f"sequences of {seq_len:,} tokens were assumed (--seq-len)")
@@ -203,9 +208,19 @@ def check_pins(pins: Pins, chain: Chain, cluster: Cluster, workload: Workload, r
         raise InputError("needs a tp of at least 2", key="sequence_parallel", found=True)
     _check_schedule(pins, chain, workload)
     _check_layers(pins, chain)
-    if pins.shard is not None and (pins.dp is None or pins.dp % pins.shard):
-        raise InputError("ZeRO splits over a part of dp", key="shard", found=pins.shard,
-                         allowed="divisors of a dp that is fixed too")
+    _check_shard(pins)
+
+
+def _check_shard(pins: Pins) -> None:
+    """ZeRO splits over a part of dp, which must be known."""
+    if pins.shard is None:
+        return
+    if pins.dp is None or pins.dp % pins.shard:
+        allowed = "divisors of a dp that is fixed too" if pins.dp is None else ", ".join(map(str, divisors(pins.dp)))
+        raise InputError("ZeRO splits over a part of dp", key="shard", found=pins.shard, allowed=allowed)
+    if pins.zero == 0 and pins.shard > 1:
+        raise InputError("without ZeRO (zero 0) nothing is split", key="shard", found=pins.shard,
+                         allowed="1, or a zero of 1, 2 or 3")
 
 
 def _check_layers(pins: Pins, chain: Chain) -> None:
@@ -246,6 +261,10 @@ def _check_model(pins: Pins, chain: Chain) -> None:
             size = op.static_sizes.get(name)
             if size is not None and size % pins.tp:
                 raise InputError(f"doesn't divide the model's {what} ({size})", key="tp", found=pins.tp)
+        shared = op.static_sizes.get("kv_heads")
+        if shared is not None and shared % pins.tp and pins.tp % shared:
+            raise InputError(f"neither divides the model's {shared} key and value heads nor is a multiple of them",
+                             key="tp", found=pins.tp)
 
 
 def _check_experts(pins: Pins, chain: Chain) -> None:
@@ -255,6 +274,8 @@ def _check_experts(pins: Pins, chain: Chain) -> None:
             raise InputError("dense models have no experts to spread", key="ep", found=pins.ep, allowed="1")
         if chain.experts % pins.ep:
             raise InputError(f"doesn't divide the model's {chain.experts} experts", key="ep", found=pins.ep)
+    if not chain.experts and pins.etp not in (None, 1, pins.tp):
+        raise InputError("dense models have no experts to share", key="etp", found=pins.etp, allowed="1")
     if pins.etp is not None and pins.tp is not None and chain.experts and pins.etp not in (1, pins.tp):
         raise InputError("an expert is on one device or shared by all of a tensor-parallel group", key="etp",
                          found=pins.etp, allowed=f"1, {pins.tp}")
@@ -265,7 +286,10 @@ def _check_experts(pins: Pins, chain: Chain) -> None:
         raise InputError(f"no multiple of tp {pins.tp}, whose devices hold whole experts (etp {pins.etp})", key="ep",
                          found=pins.ep)
     if pins.dp is not None and pins.dp % axis:
-        raise InputError(f"experts are spread over replicas, and {axis} doesn't divide dp {pins.dp}", key="ep",
+        beside, odd = divmod(pins.ep, pins.tp)
+        wider = pins.etp > 1 and not odd and not pins.dp % beside
+        hint = f"; with etp 1 they are spread over the devices of tp {pins.tp} too" if wider else ""
+        raise InputError(f"experts are spread over replicas, and {axis} doesn't divide dp {pins.dp}{hint}", key="ep",
                          found=pins.ep)
 
 

@@ -34,7 +34,7 @@ class Step:
         try:
             plan = estimate(cluster=self.cluster, profile=profile, **self.arguments)
         except InputError as error:
-            raise InputError(str(error), where=self.measured.where) from None
+            raise error.at(self.measured.where) from None
         return plan.predicted.iteration_time_s
 
 
@@ -47,7 +47,7 @@ def step_of(row: Measurement) -> Step:
     try:
         model, cluster = load_model(words.pop("model")), load_cluster(row.target)
     except InputError as error:
-        raise InputError(str(error), where=row.where) from None
+        raise error.at(row.where) from None
     if "sequence_parallel" in words:
         sizes["sequence_parallel"] = words.pop("sequence_parallel") == "true"
     return Step(row, cluster, {"model": model, **sizes, **words})

@@ -236,7 +236,9 @@ def test_explain_tells_why_and_where_time_and_memory_go(run):
 
 def test_explain_names_every_cause_and_what_memory_lies_between(run, tmp_path):
     data = json.loads(SAMPLE.read_text())
-    data["predicted"]["breakdown"] = dict.fromkeys(data["predicted"]["breakdown"], 0.01)
+    predicted, parts = data["predicted"], data["predicted"]["breakdown"]
+    predicted["breakdown"] = dict.fromkeys(parts, predicted["iteration_time_s"] / len(parts))
+    predicted["bubble_fraction"] = 1 / len(parts)
     data["workload"] |= {"precision": "fp8", "grad_dtype": "fp32", "attention": "fused_softmax", "dropout": True}
     (tmp_path / "plan.json").write_text(json.dumps(data))
     lines = run("explain", str(tmp_path / "plan.json")).out.splitlines()

@@ -133,10 +133,10 @@ def test_shardings_that_miss_an_operator_are_refused(run: Callable[..., tuple[in
                                                      model: str) -> None:
     path = plan(2, dp=2)
     content = json.loads(Path(path).read_text())
-    del content["stages"][0]["shardings"]["layer.q"]
+    del content["stages"][0]["shardings"]["head.loss"]  # what no operator reads: only the model tells
     Path(path).write_text(json.dumps(content))
     code, _, err = run("export", path, "--to", "jax", "--model", model)
-    assert code == 2 and "stages[0].shardings.layer.q" in err
+    assert code == 2 and "stages[0].shardings.head.loss" in err
 
 
 def test_export_writes_every_parameter_and_activation(run: Callable[..., tuple[int, str, str]],

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autoplan.errors import InputError
+from autoplan.errors import InputError, kind_of
 from autoplan.model.spec import MAX_SIZE
+from autoplan.specs import unparsed
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,9 @@ class Keys:
         except OSError as error:
             raise InputError(f"can't be read: {error.strerror}", where=where) from None
         except (ValueError, RecursionError) as error:
-            raise InputError(f"malformed JSON: {error}", where=where) from None
+            raise InputError(f"malformed JSON: {unparsed(error)}", where=where) from None
         if not isinstance(data, dict):
-            raise InputError("holds no JSON object", where=where, found=type(data).__name__)
+            raise InputError("holds no JSON object", where=where, found=kind_of(data), allowed="a mapping")
         return cls(data, where)
 
     def nested(self, key: str, defaults: Mapping[str, int] | None = None) -> Keys:
