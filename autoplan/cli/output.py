@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import IO, TYPE_CHECKING
@@ -72,8 +72,11 @@ def output_file(path: str | None, option: str = "--output") -> Iterator[Callable
         if special:
             stream = open(path, "w", encoding="utf-8")  # noqa: SIM115 (opened here to be refused before planning)
     if special:
-        with stream:
+        try:
             yield lambda text: _write(stream, text, path, option)
+        finally:
+            with suppress(OSError):  # closing tries again what `_write` has said can't be written
+                stream.close()
         return
     with _writing(path, option):
         if target.exists() and not os.access(target, os.W_OK):

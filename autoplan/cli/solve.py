@@ -9,18 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from autoplan.cli.options import WholeNumber
+from autoplan.cli.options import Real, WholeNumber
 from autoplan.cli.output import console, output_file
 
 if TYPE_CHECKING:
     from autoplan.intraop.arrays import ProblemArrays
-    from autoplan.intraop.problem import Solution
+    from autoplan.intraop.problem import Conflict, Solution
+
+_MOST_SECONDS = 1e9  # what a system call can wait
+_NAMED = 10  # nodes in a conflict
 
 
 @click.command("solve", short_help="Solve an intra-operator problem file (IOPDDL).")
 @click.argument("problem", metavar="PROBLEM.json[.gz]")
-@click.option("--time-limit", type=click.FloatRange(0.1), default=60.0, show_default=True, metavar="S",
-              help="Wall seconds for the whole command.")
+@click.option("--time-limit", type=Real("S", 0.1, _MOST_SECONDS, closed=True), default=60.0, show_default=True,
+              help="Wall seconds for the whole command, at least 0.1.")
 @click.option("--seed", type=WholeNumber(0), default=0, show_default=True, help="Of the first search; others follow.")
 @click.option("--jobs", type=WholeNumber(), help="Worker processes.  [default: the processors, at most 2]")
 @click.option("-o", "--output", metavar="FILE", help="Write the strategies to FILE: one index a node, a JSON list.")
@@ -46,13 +49,12 @@ def command(problem: str, time_limit: float, seed: int, jobs: int | None, output
     else:
         _show(report)
     if found.choice is None:
-        click.echo(f"error: {problem}: {_why_not(found)}", err=True)
+        click.echo(f"error: {problem}: {_why_not(report)}", err=True)
     return 1 if found.choice is None else 0
 
 
 def _report(arrays: ProblemArrays, found: Solution, seconds: float) -> dict[str, Any]:
     checked = None if found.choice is None else arrays.evaluate(found.choice)
-    conflict = found.conflict
     return {
         "status": found.status,
         "cost": None if checked is None else _number(checked.cost),
@@ -61,12 +63,21 @@ def _report(arrays: ProblemArrays, found: Solution, seconds: float) -> dict[str,
         "gap": _number(found.gap),
         "peak_usage": None if checked is None else _number(checked.peak),
         "usage_limit": _number(arrays.limit),
-        "conflict": None if conflict is None else
-        {"start": conflict.start, "end": conflict.end, "excess": _number(conflict.excess)},
+        "conflict": None if found.conflict is None else _conflict(arrays, found.conflict),
         "nodes": arrays.num_nodes,
         "edges": arrays.edge_u.size,
         "timing": {"seconds": round(seconds, 3)},
     }
+
+
+def _conflict(arrays: ProblemArrays, conflict: Conflict) -> dict[str, Any]:
+    """Return why nothing fits; without a window no choice avoids the forbidden costs."""
+    from autoplan.intraop.solve.conflict import holders
+
+    nodes = holders(arrays, conflict)
+    least = None if conflict.start is None else _number(arrays.limit + conflict.excess)
+    return {"start": conflict.start, "end": conflict.end, "excess": _number(conflict.excess), "least_usage": least,
+            "nodes": nodes[:_NAMED], "num_nodes": len(nodes)}
 
 
 def _number(value: float) -> int | float | None:
@@ -93,12 +104,16 @@ def _show(report: dict[str, Any]) -> None:
     console().print(table)
 
 
-def _why_not(found: Solution) -> str:
+def _why_not(report: dict[str, Any]) -> str:
     """Say why there is no choice, in one line."""
-    if found.status != "infeasible":
+    if report["status"] != "infeasible":
         return "no choice that fits was found in time"
-    conflict = found.conflict
-    if conflict is None or conflict.start is None:
+    conflict = report["conflict"]
+    if conflict is None:
         return "no choice avoids all forbidden costs and holds no more than the limit"
-    return (f"nothing fits: at {conflict.start} ≤ t < {conflict.end} every choice holds at least "
-            f"{conflict.excess:,.0f} bytes more than the limit")
+    if conflict["start"] is None:
+        return "no choice avoids all forbidden costs"
+    who = ", ".join(map(str, conflict["nodes"])) + (", …" if conflict["num_nodes"] > _NAMED else "")
+    return (f"nothing fits: at {conflict['start']} ≤ t < {conflict['end']} every choice holds at least "
+            f"{conflict['least_usage']:,} bytes, {conflict['excess']:,} more than the limit of "
+            f"{report['usage_limit']:,} (nodes {who})")

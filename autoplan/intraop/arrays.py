@@ -5,6 +5,7 @@ It says the same as `IntraOpProblem` (`from_problem` and `to_problem` convert), 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -122,7 +123,7 @@ def to_problem(arrays: ProblemArrays) -> IntraOpProblem:
     """Return the problem with an array (a view) a node, an edge and a usage term; nodes are named by their index."""
     sizes = np.diff(arrays.node_at).tolist()
     edges = tuple(zip(arrays.edge_u.tolist(), arrays.edge_v.tolist(), strict=True))
-    costs = tuple(np.split(arrays.node_cost, arrays.node_at[1:-1]))
+    costs = tuple(arrays.node_cost[a:b] for a, b in itertools.pairwise(arrays.node_at.tolist()))
     matrices = tuple(arrays.edge_cost[a:b].reshape(sizes[u], sizes[v]) for (u, v), a, b in
                      zip(edges, arrays.edge_at[:-1].tolist(), arrays.edge_at[1:].tolist(), strict=True))
     terms = tuple(UsageTerm(node, start, end, arrays.usage[a:b]) for node, start, end, a, b in

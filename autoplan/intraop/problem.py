@@ -53,6 +53,8 @@ class Evaluation:
 class Conflict:
     """Why nothing fits: at start ≤ t < end every choice holds at least `excess` bytes more than the limit.
 
+    Of several windows, it is the first of the greatest excess: no smaller raise of the limit can help.
+
     Without a window (start is None) no choice has finite cost.
     """
 

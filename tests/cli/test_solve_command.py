@@ -1,6 +1,7 @@
 """`autoplan solve` on the contest's small example."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -57,3 +58,58 @@ def test_nothing_fits_is_exit_one_and_one_line(problem, capsys):
 def test_bad_input_is_exit_two(problem, arguments, capsys):
     assert run(*[problem() if a == "{}" else a for a in arguments]) == 2
     assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_a_conflict_names_the_window_who_holds_what_and_the_limit(problem, capsys):
+    assert run(problem(5), "--json") == 1
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["conflict"] == {
+        "start": 50, "end": 70, "excess": 45, "least_usage": 50, "nodes": [1, 2, 0], "num_nodes": 3}
+    for part in ("50 ≤ t < 70", "at least 50 bytes", "the limit of 5 ", "nodes 1, 2, 0"):
+        assert part in captured.err
+
+
+def test_forbidden_costs_alone_are_named_as_the_reason(tmp_path, capsys):
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps({"problem": {"nodes": {"intervals": [[0, 1]], "costs": [[10**18]], "usages": [[1]]},
+                                            "edges": {"nodes": [], "costs": []}}}))
+    assert run(str(path)) == 1
+    assert capsys.readouterr().err.endswith("no choice avoids all forbidden costs\n")
+
+
+def test_nothing_to_choose_is_optimal_at_no_cost(tmp_path, capsys):
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps({"problem": {"nodes": {"intervals": [], "costs": [], "usages": []},
+                                            "edges": {"nodes": [], "costs": []}, "usage_limit": 5}}))
+    assert run(str(path), "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["status"], report["cost"], report["nodes"], report["edges"]) == ("optimal", 0, 0, 0)
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-1", "0.05", "1e12", "soon"])
+def test_a_time_limit_that_is_no_time_is_refused(problem, seconds, capsys):
+    assert run(problem(), "--time-limit", seconds) == 2
+    assert "--time-limit" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [
+    None, b"[]", b"5", b"\xff\xfe\x00x", b"", b'{"problem": NaN}', b"[" * 200_000, b"9" * 5000])
+def test_a_file_that_is_no_problem_is_told_without_words_of_python(tmp_path, content, capsys):
+    path = tmp_path / "p.json"
+    if content is not None:
+        path.write_bytes(content)
+    assert run(str(path)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {path}: ") and error.count("\n") == 1
+    assert not any(word in error for word in ("Errno", "indices", "codec", "recursion", "sys.", "NoneType"))
+
+
+def test_a_folder_is_no_problem(tmp_path, capsys):
+    assert run(str(tmp_path)) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path}: can't be read: Is a directory\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_an_output_that_takes_nothing_is_named(problem, capsys):
+    assert run(problem(), "-o", "/dev/full") == 2
+    assert capsys.readouterr().err.startswith("error: --output: can't be written: ")

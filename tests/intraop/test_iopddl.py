@@ -1,3 +1,4 @@
+import gzip
 import itertools
 import json
 import math
@@ -56,26 +57,66 @@ def test_a_second_usage_term_becomes_a_tied_companion_node(tmp_path):
     assert back.evaluate((1, 1)).peak == 22.5 and back.evaluate((0, 0)).cost == 0.5
 
 
-@pytest.mark.parametrize(("change", "word"), [
-    (lambda p: p["problem"].pop("edges"), "edges"),
-    (lambda p: p["problem"]["nodes"].pop("costs"), "costs"),
-    (lambda p: p["problem"]["edges"]["nodes"].append([0, 9]), "IOPDDL"),
-    (lambda p: p["problem"]["edges"]["costs"][0].pop(), "IOPDDL"),
-    (lambda p: p["problem"]["nodes"].update(intervals=None), "IOPDDL"),
-    (lambda p: p["problem"]["nodes"]["usages"].__setitem__(0, [-1, 2]), "IOPDDL"),
-    (lambda p: p.update(problem=None), "IOPDDL"),
+def put(*path, value):
+    """Return a change of `small()` at this path in the problem."""
+    def change(data):
+        at = data["problem"]
+        for step in path[:-1]:
+            at = at[step]
+        at[path[-1]] = value
+    return change
+
+
+@pytest.mark.parametrize(("change", "key"), [
+    (lambda p: p.update(problem=None), "problem"),
+    (lambda p: p.pop("problem"), "problem"),
+    (lambda p: p["problem"].pop("edges"), "problem.edges"),
+    (lambda p: p["problem"]["nodes"].pop("costs"), "problem.nodes.costs"),
+    (put("nodes", "costs", value={}), "problem.nodes.costs"),
+    (put("nodes", "costs", 1, value=[]), "problem.nodes.costs[1]"),
+    (put("nodes", "costs", 1, value=[3, -4]), "problem.nodes.costs[1][1]"),
+    (put("nodes", "costs", 1, value=[3, "4"]), "problem.nodes.costs[1][1]"),
+    (put("nodes", "costs", 1, value=[True, 4]), "problem.nodes.costs[1][0]"),
+    (put("nodes", "costs", 1, value=[3, 10**400]), "problem.nodes.costs[1][1]"),
+    (put("nodes", "intervals", value=None), "problem.nodes.intervals"),
+    (put("nodes", "intervals", value=[[0, 2]]), "problem.nodes.intervals"),
+    (put("nodes", "intervals", 0, value=[70, 30]), "problem.nodes.intervals[0]"),
+    (put("nodes", "intervals", 1, value=[0, 1.5]), "problem.nodes.intervals[1]"),
+    (put("nodes", "intervals", 1, value=[0, 2**63]), "problem.nodes.intervals[1]"),
+    (put("nodes", "intervals", 1, value=[0]), "problem.nodes.intervals[1]"),
+    (put("nodes", "usages", 0, value=[-1, 2]), "problem.nodes.usages[0][0]"),
+    (put("nodes", "usages", 0, value=["1", 2]), "problem.nodes.usages[0][0]"),
+    (put("nodes", "usages", 0, value=[[1], 2]), "problem.nodes.usages[0][0]"),
+    (put("nodes", "usages", 0, value=[1]), "problem.nodes.usages[0]"),
+    (put("nodes", "usages", 0, value=5), "problem.nodes.usages[0]"),
+    (put("edges", "nodes", value=[[1, 1]]), "problem.edges.nodes[0]"),
+    (put("edges", "nodes", value=[[1, 2]]), "problem.edges.nodes[0]"),
+    (put("edges", "nodes", value=[[-1, 0]]), "problem.edges.nodes[0]"),
+    (put("edges", "nodes", value=[["1", 0]]), "problem.edges.nodes[0]"),
+    (put("edges", "nodes", value=[[1, 0], [1, 0]]), "problem.edges.costs"),
+    (put("edges", "costs", 0, value=[1, 2, 3]), "problem.edges.costs[0]"),
+    (put("edges", "costs", 0, value=[1, 2, 3, -4]), "problem.edges.costs[0][3]"),
+    (put("usage_limit", value="50"), "problem.usage_limit"),
+    (put("usage_limit", value=-1), "problem.usage_limit"),
+    (put("usage_limit", value=True), "problem.usage_limit"),
+    (put("usage_limit", value=10**400), "problem.usage_limit"),
 ])
-def test_a_file_that_is_not_in_the_format_is_one_clear_error(tmp_path, change, word):
+def test_what_the_format_does_not_allow_is_told_with_file_and_key(tmp_path, change, key):
     data = small()
     change(data)
     path = tmp_path / "p.json"
     path.write_text(json.dumps(data))
-    with pytest.raises(InputError, match=word):
+    with pytest.raises(InputError) as failure:
         read_problem(path)
+    assert (failure.value.where, failure.value.key) == (str(path), key)
+    assert len(str(failure.value)) < len(str(path)) + 250
 
 
 @pytest.mark.parametrize(("name", "content"), [
-    ("no.json", None), ("cut.json", b'{"problem'), ("bad.json.gz", b"plain")])
+    ("no.json", None), ("cut.json", b'{"problem'), ("bad.json.gz", b"plain"),
+    ("short.json.gz", gzip.compress(b"{}" * 99)[:20]),
+    ("broken.json.gz", gzip.compress(b"{}" * 99)[:10] + b"\xff" * 40),
+    ("latin.json", b'{"problem": "\xe9"}'), ("nan.json", b'{"problem": NaN}'), ("long.json", b"9" * 5000)])
 def test_a_file_that_can_not_be_read_is_one_clear_error(tmp_path, name, content):
     if content is not None:
         (tmp_path / name).write_bytes(content)

@@ -11,6 +11,7 @@ from autoplan.errors import InputError
 from autoplan.intraop.arrays import ProblemArrays, from_problem, to_problem
 from autoplan.intraop.problem import IntraOpProblem, Solution, solution
 from autoplan.intraop.solve.brute_force import brute_force as try_every_choice
+from autoplan.intraop.solve.conflict import conflict_of
 from autoplan.intraop.solve.elimination import minimum
 from autoplan.intraop.solve.frontier import Combine
 from autoplan.intraop.solve.frontier import frontier as pareto_frontier
@@ -45,8 +46,18 @@ def solve(problem: IntraOpProblem | ProblemArrays, solver: str = "auto", time_li
 
         arrays = problem if isinstance(problem, ProblemArrays) else from_problem(problem)
         return solve_arrays(arrays, time_limit, seed, jobs)
-    if isinstance(problem, ProblemArrays):
-        problem = to_problem(problem)
+    small = to_problem(problem) if isinstance(problem, ProblemArrays) else problem
+    if not nodes and (solver in SOLVERS or solver.startswith("pulp:")):
+        solver = "elimination"  # nothing to choose: the others have no model of that
+    found = _small(small, solver, time_limit)
+    if found.status != "infeasible":
+        return found
+    arrays = problem if isinstance(problem, ProblemArrays) else from_problem(problem)
+    return replace(found, conflict=conflict_of(arrays, forbidden=found.solver == "elimination"))
+
+
+def _small(problem: IntraOpProblem, solver: str, time_limit: float | None) -> Solution:
+    """Solve a problem that needs no reductions, as `solve` does."""
     if solver == "auto":
         return _auto(problem, time_limit)
     if solver == "highs":

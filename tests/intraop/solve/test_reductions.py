@@ -91,13 +91,13 @@ def test_without_memory_a_sparse_graph_vanishes(problem):
     check(problem, math.inf)
 
 
-def test_a_conflict_names_the_shortest_window_and_the_excess():
+def test_a_conflict_names_the_window_of_the_greatest_excess():
     usages = (UsageTerm(0, 0, 9, np.array([5.0, 6.0])), UsageTerm(1, 2, 4, np.array([4.0])),
               UsageTerm(1, 6, 9, np.array([7.0])))
     problem = IntraOpProblem(("a", "b"), (np.zeros(2), np.zeros(1)), (), (), usages, 8.0)
     found = reduce_problem(from_problem(problem), math.inf)
     assert isinstance(found, Conflict)
-    assert (found.start, found.end, found.excess) == (2, 4, pytest.approx(1.0))
+    assert (found.start, found.end, found.excess) == (6, 9, pytest.approx(4.0))
     assert not isinstance(reduce_problem(from_problem(replace(problem, limit=12.0)), math.inf), Conflict)
 
 

@@ -43,7 +43,8 @@ def solve_arrays(arrays: ProblemArrays, time_limit: float | None = None, seed: i
     reduced = reduce_problem(arrays, begin + 0.4 * limit)
     if isinstance(reduced, Conflict):
         nothing = solution(arrays, None, "infeasible", "large", seconds=time.monotonic() - begin)
-        return replace(nothing, conflict=reduced)
+        excess = reduced.excess if reduced.start is None else reduced.excess + arrays.tolerance
+        return replace(nothing, conflict=replace(reduced, excess=excess))
     found = _Found(reduced)
     if not reduced.core.num_nodes:
         found.take(("found", np.zeros(0, np.int64), reduced.core.constant))

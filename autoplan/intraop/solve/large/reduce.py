@@ -161,16 +161,14 @@ class _Work:
 
 
 def _conflict(limits: Limits, times: Times) -> Conflict | None:
-    """Return the shortest window in which even the least memory exceeds the limit, with its greatest excess."""
-    bad = limits.slack < 0
-    if not bad.any():
+    """Return the first window in which even the least memory exceeds the limit most, and by how much."""
+    if limits.slack.min(initial=0.0) >= 0.0:
         return None
-    joined = (limits.time[1:] == limits.time[:-1] + 1) & bad[1:] & bad[:-1]
-    first = np.flatnonzero(bad & ~np.concatenate([[False], joined]))
-    last = np.flatnonzero(bad & ~np.concatenate([joined, [False]]))
-    start, end = times.start[limits.time[first]], times.end[limits.time[last]]
-    which = int(np.argmin(end - start))
-    return Conflict(int(start[which]), int(end[which]), float(-limits.slack[first[which]:last[which] + 1].min()))
+    first = last = int(limits.slack.argmin())
+    time, slack = limits.time, limits.slack
+    while last + 1 < slack.size and time[last + 1] == time[last] + 1 and slack[last + 1] == slack[first]:
+        last += 1
+    return Conflict(int(times.start[time[first]]), int(times.end[time[last]]), -float(slack[first]))
 
 
 def _finish(graph: Graph, limits: Limits, times: Times) -> Reduced:
