@@ -49,7 +49,7 @@ def workload_of(model: ModelGraph, cluster: Cluster, *, global_batch_size: int |
     own = model.facts.get("seq_len")
     tokens = any(op.kind == "embedding" for layer in model.classes for op in layer.ops)
     if isinstance(own, int) and not tokens and seq_len not in (None, own):
-        raise InputError("images make sequences of one length", key="seq_len", found=seq_len, allowed=own)
+        raise InputError("images make sequences of one length", key="seq_len", found=seq_len, allowed=str(own))
     if seq_len is None:
         seq_len = default_seq_len(model)
         notes.append(f"sequences of {seq_len:,} tokens were assumed (--seq-len)")
